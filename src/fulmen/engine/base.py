@@ -1,0 +1,83 @@
+"""What an engine promises: token ids in, token ids and log-probabilities out.
+
+An engine knows no messages, no chat templates and no text. Those live in the gateway, once for all
+engines.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What callers must know about the model behind an engine."""
+
+    model: str
+    """Name shown to clients."""
+    max_context: int
+    """Prompt and completion together, tokens."""
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One completion to sample."""
+
+    id: str
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    temperature: float = 1.0
+    """0 is greedy: the most likely token, whose log-probability is then reported at
+    temperature 1."""
+    top_p: float = 1.0
+    stop_ids: frozenset[int] = field(default_factory=frozenset)
+    """Sampling one of these ends the completion; it is its last token."""
+    seed: int | None = None
+    """Same seed, same prompt, same weights: same tokens, up to rounding. None: unpredictable."""
+    top_logprobs: int = 0
+    """How many of the most likely tokens to report beside each sampled one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Tokens sampled since the last delta. The last one carries a finish reason."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Nats, under the sampling distribution (after temperature and top-p)."""
+    version: int
+    """The policy version that sampled these tokens."""
+    finish_reason: FinishReason | None = None
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
+    """Per token: (id, log-probability) of the most likely ones, best first."""
+
+
+class Engine(Protocol):
+    """Serves one policy. Used from an event loop; may compute in threads or elsewhere."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that the next token will be sampled from."""
+        ...
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[Delta]:
+        """Sample one completion, token by token.
+
+        Closing the iterator (`aclose`, cancellation, `break` in `async for` over a closing
+        context) aborts the request at the next token.
+
+        Raises:
+            ContextOverflow: prompt + max_tokens > max_context, or the prompt is empty.
+            EngineError: the engine failed or was closed.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Abort what is running and release everything."""
+        ...

@@ -1,0 +1,225 @@
+"""The vocabulary as data: what is asked, tried, sampled and judged.
+
+Every record is frozen, typed and round-trips through JSON and msgpack (`fulmen.schema.codec`).
+Token arrays are tuples of int in memory and little-endian binary at rest.
+"""
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+JSON: TypeAlias = "None | bool | int | float | str | list[JSON] | dict[str, JSON]"
+"""Any JSON value."""
+
+Split = Literal["train", "eval"]
+
+FailureKind = Literal["agent", "timeout", "infrastructure", "cancelled"]
+"""Why an attempt failed. `agent` is the agent's own doing (an exception, a non-zero exit) and may
+be a lesson; the others say nothing about the policy: they are retried, then left out."""
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every record."""
+
+
+class Task(Record):
+    """One input for the agent.
+
+    >>> Task(id="t1", input={"question": "1+1?"}, metadata={"answer": 2}).for_grader()
+    {'question': '1+1?', 'answer': 2}
+    """
+
+    id: str
+    input: JSON
+    """What the agent is given."""
+    metadata: dict[str, JSON] = {}
+    """What only the grader sees: the expected answer, say."""
+
+    def for_grader(self) -> JSON:
+        """Input and metadata in one dict; the input alone where it is no dict."""
+        if isinstance(self.input, dict):
+            return {**self.input, **self.metadata}
+        return {"input": self.input, **self.metadata} if self.metadata else self.input
+
+
+class Sampling(Record):
+    """How the engine samples for one rollout. A value that is set wins over the agent's request."""
+
+    temperature: float | None = None
+    """0 is greedy decoding; None leaves the choice to the agent."""
+    top_p: float | None = None
+    max_tokens: int | None = None
+    """Upper bound of one completion, tokens; the agent may ask for less, never for more."""
+
+
+class Rollout(Record):
+    """One request to run the agent on one task; the unit of queueing and of reward."""
+
+    id: str
+    task: Task
+    group: str
+    """Rollouts with the same group are compared with each other (GRPO's group)."""
+    step: int
+    split: Split = "train"
+    seed: int = 0
+    """Every call's sampling seed is derived from it, so that a rollout can be repeated."""
+    sampling: Sampling = Sampling()
+    deadline_s: float = 300.0
+    """An attempt that runs longer, seconds, is stopped."""
+    max_attempts: int = 3
+    """How often an attempt may be started before infrastructure failures are final."""
+
+
+class Lease(Record):
+    """The right of one worker to execute one attempt of a rollout, until it expires."""
+
+    rollout: Rollout
+    attempt: int
+    """1, 2, …; only the highest number of a rollout may write."""
+    worker: str
+    key: str
+    """The rollout key: authorises LLM calls for this attempt and nothing else."""
+    expires: float
+    """Unix time, seconds; renewed by heartbeats."""
+
+
+class Outcome(Record):
+    """How an attempt ended."""
+
+    failure: FailureKind | None = None
+    """None: the agent came to its end."""
+    output: JSON = None
+    """What the agent returned: an answer for the grader, or a number (its own reward)."""
+    error: str = ""
+    """One line for people; empty when nothing failed."""
+    log: str = ""
+    """What the agent printed, and its traceback if it raised; the last part if long."""
+
+
+class VersionSpan(Record):
+    """The policy version that sampled the tokens from `start` on, until the next span."""
+
+    start: int
+    version: int
+
+
+class Call(Record):
+    """One LLM request seen by the gateway, with exactly the tokens that were sampled."""
+
+    id: str
+    """Also the id of the response (`chatcmpl-…`): a span that carries it can be joined."""
+    rollout_id: str
+    attempt: int
+    index: int
+    """0, 1, … in order of arrival within the attempt."""
+    choice: int = 0
+    """Which of the `n` completions of one request."""
+    parent: str | None = None
+    """The call whose prompt and completion this prompt extends, token for token."""
+    protocol: str
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Log-probability (nats) of each completion token under the sampling distribution."""
+    versions: tuple[VersionSpan, ...]
+    temperature: float
+    top_p: float
+    finish_reason: str
+    drift: str | None = None
+    """Why the conversation could not be continued token for token; None: it was, or it is new."""
+    request: JSON = None
+    """The body as it came."""
+    response: JSON = None
+    """The assistant message as it went out."""
+    started: float = 0.0
+    ended: float = 0.0
+    """Unix time, seconds."""
+
+    @property
+    def version(self) -> int:
+        """The policy version of the first sampled token; -1 if nothing was sampled."""
+        return self.versions[0].version if self.versions else -1
+
+
+class Span(Record):
+    """One OpenTelemetry span of an attempt, normalised to the GenAI semantic conventions."""
+
+    id: str
+    rollout_id: str
+    attempt: int
+    parent: str | None = None
+    name: str
+    attributes: dict[str, JSON] = {}
+    status: Literal["unset", "ok", "error"] = "unset"
+    started: float = 0.0
+    ended: float | None = None
+    """None: it never ended, so its outcome is unknown."""
+
+
+class Reward(Record):
+    """A named scalar given to a rollout, a call or a span."""
+
+    rollout_id: str
+    attempt: int
+    name: str = "reward"
+    value: float
+    source: Literal["grader", "agent", "rule", "failure"]
+    call_id: str | None = None
+    span_id: str | None = None
+
+
+class RolloutResult(Record):
+    """A finished rollout as the trainer sees it: its last attempt and everything recorded."""
+
+    rollout: Rollout
+    attempt: int
+    outcome: Outcome
+    calls: tuple[Call, ...] = ()
+    """Of the last attempt, by index."""
+    rewards: tuple[Reward, ...] = ()
+
+
+class Transition(Record):
+    """One call made trainable: input tokens, output tokens, return."""
+
+    rollout_id: str
+    call_id: str
+    agent: str
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    temperature: float
+    version: int
+    reward: float = 0.0
+    """Reward of this call itself."""
+
+
+class Trajectory(Record):
+    """The ordered transitions of one attempt, with the reward of its rollout."""
+
+    rollout_id: str
+    group: str
+    transitions: tuple[Transition, ...]
+    reward: float
+    """Final reward of the rollout."""
+
+
+class Credited(Record):
+    """A transition with the advantage that multiplies its gradient."""
+
+    transition: Transition
+    advantage: float
+
+
+class StepRecord(Record):
+    """One turn of the training loop, as it is written to the store and to metrics.jsonl."""
+
+    step: int
+    version: int
+    """Policy version after the step."""
+    consumed: tuple[str, ...]
+    """Rollout ids trained on or counted in a baseline; each belongs to exactly one step."""
+    metrics: dict[str, float]
+    checkpoint: str | None = None
+    """Folder of the checkpoint written with the step, relative to the run."""
+    finished: float = 0.0

@@ -1,0 +1,130 @@
+"""What a store promises: the durable record of everything, and the queue of rollouts.
+
+The life of a rollout, enforced here and nowhere else:
+
+    queued ──claim──▶ running ──finish──▶ succeeded | failed
+       ▲                 │
+       └── retry ────────┘   infrastructure, timeout, lost lease, attempts left
+    queued | running ──cancel──▶ cancelled
+
+Every method is atomic and safe to repeat. Only the current attempt may write.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from fulmen.schema.records import (
+    Call,
+    Lease,
+    Outcome,
+    Reward,
+    Rollout,
+    RolloutResult,
+    Span,
+    StepRecord,
+)
+
+Status = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+FINISHED: frozenset[Status] = frozenset({"succeeded", "failed", "cancelled"})
+
+
+class Store(Protocol):
+    """Durable, shared by threads and event loops of one process."""
+
+    async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
+        """Add rollouts to the queue in order; ids already known are left as they are.
+
+        Returns how many were new.
+        """
+        ...
+
+    async def claim(
+        self, worker: str, *, limit: int = 1, wait_s: float = 0.0, lease_s: float = 60.0
+    ) -> list[Lease]:
+        """Take up to `limit` queued rollouts, oldest first, each as a new attempt.
+
+        With an empty queue, wait up to `wait_s` seconds for one: woken by the enqueue itself,
+        never by polling. Returns an empty list when the time is over.
+        """
+        ...
+
+    async def heartbeat(self, leases: Sequence[Lease], *, lease_s: float = 60.0) -> list[Lease]:
+        """Renew leases; returns those that are no longer current (stop these agents)."""
+        ...
+
+    async def expire_leases(self, *, now: float | None = None) -> list[str]:
+        """Treat running attempts whose lease is over as infrastructure failures.
+
+        Returns the rollout ids concerned: queued again, or failed if no attempt is left.
+        """
+        ...
+
+    async def record_calls(self, calls: Sequence[Call]) -> None:
+        """Keep calls of current attempts. Returns before they are on disk; `finish` waits for them.
+
+        Calls of attempts that are no longer current are refused and counted (`counts`).
+        """
+        ...
+
+    async def record_spans(self, spans: Sequence[Span]) -> None:
+        """Keep spans; a span with a known id replaces it (start first, end later)."""
+        ...
+
+    async def finish(self, lease: Lease, outcome: Outcome) -> Status:
+        """Record how an attempt ended, with its calls already on disk, in one transaction.
+
+        `infrastructure` and `timeout` put the rollout back in the queue while attempts are left.
+
+        Raises:
+            LeaseLost: another attempt has begun, or the rollout is finished; nothing was written.
+        """
+        ...
+
+    async def cancel(self, rollout_ids: Sequence[str]) -> int:
+        """End rollouts that are not finished yet; returns how many were."""
+        ...
+
+    async def wait_finished(
+        self, rollout_ids: Sequence[str], *, timeout_s: float | None = None
+    ) -> list[str]:
+        """Wait until at least one of the rollouts is finished; returns all finished ones.
+
+        Woken by the commit that finishes one. On timeout returns an empty list.
+        """
+        ...
+
+    async def results(self, rollout_ids: Sequence[str]) -> list[RolloutResult]:
+        """The finished ones of these rollouts, in the order asked, with calls and rewards."""
+        ...
+
+    async def add_rewards(self, rewards: Sequence[Reward]) -> None:
+        """Keep rewards; one with the same rollout, attempt, name, source and target is replaced."""
+        ...
+
+    async def commit_step(self, step: StepRecord) -> None:
+        """Record a training step and the rollouts it consumed, in one transaction.
+
+        Raises:
+            StoreError: the step exists, or one of the rollouts was consumed by another step.
+        """
+        ...
+
+    async def steps(self) -> list[StepRecord]:
+        """All committed steps, first to last."""
+        ...
+
+    async def discard_after(self, step: int) -> int:
+        """Delete rollouts of steps > `step` that no committed step consumed (used by resume).
+
+        What a crash left half-way is asked again, with the same ids and seeds, so that a resumed
+        run follows the undisturbed one. Returns how many rollouts were deleted.
+        """
+        ...
+
+    async def counts(self) -> dict[str, int]:
+        """Rollouts per status, and what was refused: `refused_calls`, `refused_results`."""
+        ...
+
+    async def close(self) -> None:
+        """Finish pending writes and release files."""
+        ...
