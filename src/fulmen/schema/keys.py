@@ -17,7 +17,7 @@ from fulmen.schema.records import Record, Sampling
 PREFIX = "fulmen-"
 
 
-class KeyClaims(Record):
+class KeyClaims(Record, frozen=True, kw_only=True):
     """What a key states."""
 
     rollout_id: str

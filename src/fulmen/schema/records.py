@@ -4,12 +4,12 @@ Every record is frozen, typed and round-trips through JSON and msgpack (`fulmen.
 Token arrays are tuples of int in memory and little-endian binary at rest.
 """
 
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-JSON: TypeAlias = "None | bool | int | float | str | list[JSON] | dict[str, JSON]"
-"""Any JSON value."""
+JSON: TypeAlias = Any
+"""Any JSON value. Not spelled out as a recursive union, which msgspec cannot check."""
 
 Split = Literal["train", "eval"]
 
@@ -22,7 +22,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Base of every record."""
 
 
-class Task(Record):
+class Task(Record, frozen=True, kw_only=True):
     """One input for the agent.
 
     >>> Task(id="t1", input={"question": "1+1?"}, metadata={"answer": 2}).for_grader()
@@ -42,7 +42,7 @@ class Task(Record):
         return {"input": self.input, **self.metadata} if self.metadata else self.input
 
 
-class Sampling(Record):
+class Sampling(Record, frozen=True, kw_only=True):
     """How the engine samples for one rollout. A value that is set wins over the agent's request."""
 
     temperature: float | None = None
@@ -52,7 +52,7 @@ class Sampling(Record):
     """Upper bound of one completion, tokens; the agent may ask for less, never for more."""
 
 
-class Rollout(Record):
+class Rollout(Record, frozen=True, kw_only=True):
     """One request to run the agent on one task; the unit of queueing and of reward."""
 
     id: str
@@ -70,7 +70,7 @@ class Rollout(Record):
     """How often an attempt may be started before infrastructure failures are final."""
 
 
-class Lease(Record):
+class Lease(Record, frozen=True, kw_only=True):
     """The right of one worker to execute one attempt of a rollout, until it expires."""
 
     rollout: Rollout
@@ -83,7 +83,7 @@ class Lease(Record):
     """Unix time, seconds; renewed by heartbeats."""
 
 
-class Outcome(Record):
+class Outcome(Record, frozen=True, kw_only=True):
     """How an attempt ended."""
 
     failure: FailureKind | None = None
@@ -96,14 +96,14 @@ class Outcome(Record):
     """What the agent printed, and its traceback if it raised; the last part if long."""
 
 
-class VersionSpan(Record):
+class VersionSpan(Record, frozen=True, kw_only=True):
     """The policy version that sampled the tokens from `start` on, until the next span."""
 
     start: int
     version: int
 
 
-class Call(Record):
+class Call(Record, frozen=True, kw_only=True):
     """One LLM request seen by the gateway, with exactly the tokens that were sampled."""
 
     id: str
@@ -141,7 +141,7 @@ class Call(Record):
         return self.versions[0].version if self.versions else -1
 
 
-class Span(Record):
+class Span(Record, frozen=True, kw_only=True):
     """One OpenTelemetry span of an attempt, normalised to the GenAI semantic conventions."""
 
     id: str
@@ -156,7 +156,7 @@ class Span(Record):
     """None: it never ended, so its outcome is unknown."""
 
 
-class Reward(Record):
+class Reward(Record, frozen=True, kw_only=True):
     """A named scalar given to a rollout, a call or a span."""
 
     rollout_id: str
@@ -168,7 +168,7 @@ class Reward(Record):
     span_id: str | None = None
 
 
-class RolloutResult(Record):
+class RolloutResult(Record, frozen=True, kw_only=True):
     """A finished rollout as the trainer sees it: its last attempt and everything recorded."""
 
     rollout: Rollout
@@ -179,7 +179,7 @@ class RolloutResult(Record):
     rewards: tuple[Reward, ...] = ()
 
 
-class Transition(Record):
+class Transition(Record, frozen=True, kw_only=True):
     """One call made trainable: input tokens, output tokens, return."""
 
     rollout_id: str
@@ -194,7 +194,7 @@ class Transition(Record):
     """Reward of this call itself."""
 
 
-class Trajectory(Record):
+class Trajectory(Record, frozen=True, kw_only=True):
     """The ordered transitions of one attempt, with the reward of its rollout."""
 
     rollout_id: str
@@ -204,14 +204,14 @@ class Trajectory(Record):
     """Final reward of the rollout."""
 
 
-class Credited(Record):
+class Credited(Record, frozen=True, kw_only=True):
     """A transition with the advantage that multiplies its gradient."""
 
     transition: Transition
     advantage: float
 
 
-class StepRecord(Record):
+class StepRecord(Record, frozen=True, kw_only=True):
     """One turn of the training loop, as it is written to the store and to metrics.jsonl."""
 
     step: int
