@@ -1,0 +1,194 @@
+"""Every setting of Fulmen, once: Python keyword, TOML key and command-line flag are this surface.
+
+`group_size=8` in Python is `group_size = 8` in TOML and `--group-size 8` on the command line. The
+docstring under a field is its help text; `common` marks the few that `--help` shows.
+"""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fulmen.schema.errors import ConfigError
+
+
+class _Common:
+    """Marker: shown by plain `--help`."""
+
+
+Common = _Common()
+
+
+class Settings(BaseModel):
+    """Base: frozen, checked, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @classmethod
+    def common_fields(cls) -> tuple[str, ...]:
+        """Names that plain `--help` shows; the rest is under `--help-all`."""
+        return tuple(n for n, f in cls.model_fields.items() if Common in f.metadata)
+
+
+class RunSettings(Settings):
+    """What training and evaluation share: an agent, tasks, a grader and a model."""
+
+    agent: Annotated[str, Common]
+    """`file.py:function`, `package.module:function`, or any shell command."""
+    tasks: Annotated[str, Common]
+    """JSONL file, one task a line; its `metadata` is shown to the grader only."""
+    model: Annotated[str, Common]
+    """Folder or Hub id of a Hugging Face causal language model with a chat template."""
+    grader: Annotated[str | None, Common] = None
+    """`file.py:function` that scores an answer; leave out if the agent returns its own reward."""
+    out: Annotated[str | None, Common] = None
+    """Folder of the run; default `runs/` and a name made from agent and time."""
+    workers: Annotated[int, Common, Field(ge=1)] = 32
+    """How many agents run at the same time; 1 makes a run repeatable token by token."""
+    seed: Annotated[int, Common] = 0
+    """Decides task order and every sampled token."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Upper bound of one completion, tokens; default: what the model's context leaves."""
+    deadline_s: float = Field(300.0, gt=0)
+    """An agent that works longer on one task, seconds, is stopped."""
+    max_attempts: int = Field(3, ge=1)
+    """Attempts per rollout when the infrastructure fails; the agent's own failures count once."""
+    processes: int | None = Field(None, ge=1)
+    """Worker processes that share the agents; default: one per core."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the weights; bfloat16 keeps float32 master weights in the optimiser."""
+    device: str = "auto"
+    """`cpu`, `cuda`, `cuda:1` …; `auto` takes a GPU if there is one."""
+    threads: int | None = Field(None, ge=1)
+    """CPU threads of the model; default: all cores but one, at least one."""
+    max_batch: int = Field(256, ge=1)
+    """Completions the engine works on at once."""
+    host: str = "127.0.0.1"
+    """Address the gateway listens on."""
+    port: int = Field(0, ge=0, le=65535)
+    """Port of the gateway; 0 takes a free one."""
+    if_exists: Literal["fail", "resume", "new"] = "fail"
+    """What to do when the run folder exists: stop, go on with it, or take a new name beside it."""
+
+
+class TrainConfig(RunSettings):
+    """Settings of `fulmen train`."""
+
+    val: Annotated[str | None, Common] = None
+    """JSONL file of held-out tasks; measured before, during and after training."""
+    steps: Annotated[int, Common, Field(ge=1)] = 100
+    """Steps of the training loop, each with tasks-per-step × group-size rollouts."""
+    tasks_per_step: Annotated[int, Common, Field(ge=1)] = 16
+    """Tasks in one step; any number is fine."""
+    group_size: Annotated[int, Common, Field(ge=2)] = 8
+    """Rollouts of each task in a step, compared with each other."""
+    learning_rate: Annotated[float, Common, Field(gt=0)] = 1e-6
+    """Peak step size of AdamW. About 1e-6 for models of billions, 1e-3 for a tiny one."""
+    warmup_steps: int = Field(5, ge=0)
+    """Steps over which the learning rate rises to its peak."""
+    schedule: Literal["constant", "linear"] = "constant"
+    """After warm-up: stay, or fall in a line to 5 % at the last step."""
+    updates_per_step: int = Field(1, ge=1)
+    """Optimiser steps taken on each step's rollouts, each on its own share of them."""
+    clip_low: float = Field(0.2, gt=0, lt=1)
+    """The probability ratio may fall to 1 − this before the gradient stops."""
+    clip_high: float = Field(0.28, gt=0)
+    """The probability ratio may rise to 1 + this before the gradient stops."""
+    scale_advantage: bool = True
+    """Divide by the group's standard deviation (GRPO); false is Dr. GRPO."""
+    kl_coefficient: float = Field(0.0, ge=0)
+    """Weight of the KL term against the starting model; above 0 keeps a frozen copy of it."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Gradients longer than this are shortened to it."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW's decoupled weight decay."""
+    adam_beta2: float = Field(0.95, gt=0, lt=1)
+    """AdamW's decay of squared gradients; below the usual 0.999 because RL gradients change."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature of training rollouts; wins over the agent's own."""
+    micro_batch_tokens: int = Field(8192, ge=1)
+    """Tokens in one forward pass of the learner, padding included."""
+    on_agent_error: Literal["penalise", "exclude"] = "penalise"
+    """An agent that raises or exits non-zero: give it `agent_error_reward`, or leave it out."""
+    agent_error_reward: float = 0.0
+    """Reward of a rollout whose agent failed, with `on_agent_error = "penalise"`."""
+    eval_every: int = Field(25, ge=0)
+    """Measure the held-out tasks every so many steps; 0: only before and after."""
+    checkpoint_every: int = Field(25, ge=1)
+    """Write a checkpoint every so many steps, and always at the end."""
+    keep_checkpoints: int = Field(2, ge=1)
+    """Older checkpoints are deleted, this many of the newest stay."""
+
+
+class EvalConfig(RunSettings):
+    """Settings of `fulmen eval`."""
+
+    samples: Annotated[int, Common, Field(ge=1)] = 1
+    """Rollouts per task."""
+    temperature: Annotated[float, Common, Field(ge=0)] = 0.0
+    """0 decodes greedily; 1 samples as in training."""
+
+
+class ServeConfig(Settings):
+    """Settings of `fulmen serve`."""
+
+    model: Annotated[str, Common]
+    """Folder or Hub id of a Hugging Face causal language model with a chat template."""
+    host: Annotated[str, Common] = "127.0.0.1"
+    """Address to listen on."""
+    port: Annotated[int, Common, Field(ge=0, le=65535)] = 8420
+    """Port to listen on; 0 takes a free one."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the weights."""
+    device: str = "auto"
+    """`cpu`, `cuda`, `cuda:1` …; `auto` takes a GPU if there is one."""
+    threads: int | None = Field(None, ge=1)
+    """CPU threads of the model; default: all cores but one, at least one."""
+    max_batch: int = Field(256, ge=1)
+    """Completions the engine works on at once."""
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def make_config(kind: type[S], values: Mapping[str, Any], *, origin: str = "settings") -> S:
+    """Check values against a settings class.
+
+    Raises:
+        ConfigError: an unknown key (with the nearest one), a missing or an unfit value; one line,
+            the first offender and how many more.
+
+    >>> make_config(ServeConfig, {"model": "m", "prot": 80}, origin="serve.toml")
+    Traceback (most recent call last):
+    fulmen.schema.errors.ConfigError: serve.toml: there is no setting 'prot'; did you mean 'port'?
+    """
+    for key in values:
+        if key not in kind.model_fields:
+            hint = nearest(key, kind.model_fields)
+            raise ConfigError(f"{origin}: there is no setting {key!r}", hint=hint)
+    try:
+        return kind.model_validate(dict(values))
+    except ValidationError as error:
+        first, *rest = error.errors()
+        name = ".".join(str(part) for part in first["loc"]) or "settings"
+        more = f" (and {len(rest)} more)" if rest else ""
+        if first["type"] == "missing":
+            flag = name.replace("_", "-")
+            raise ConfigError(
+                f"{origin}: {name} is missing{more}",
+                hint=f"give --{flag}, or {name} = … in the TOML file",
+            ) from None
+        message = first["msg"][0].lower() + first["msg"][1:]
+        raise ConfigError(f"{origin}: {name} is {first['input']!r}: {message}{more}") from None
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint naming the most similar known word, or all of them.
+
+    >>> nearest("group-size", ["group_size", "seed"])
+    "did you mean 'group_size'?"
+    """
+    known = list(known)
+    close = difflib.get_close_matches(word.replace("-", "_"), known, n=1, cutoff=0.6)
+    return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(sorted(known))
