@@ -1,0 +1,52 @@
+"""Log-probabilities of given tokens under a policy, with gradients."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from fulmen.learner.batch import MicroBatch
+
+
+class TokenScores(NamedTuple):
+    """Per trained token, N of them."""
+
+    logprobs: Tensor
+    """(N,) float32, nats, at the temperature the token was sampled with."""
+    entropy: Tensor
+    """(N,) float32, nats, of the distribution it was sampled from; without gradient."""
+
+
+def score(model: PreTrainedModel, batch: MicroBatch) -> TokenScores:
+    """Compute log π(token | prefix) of every trained token of the batch.
+
+    The vocabulary projection runs on the N positions that are trained, not on all B × T.
+    """
+    logits = _trained_logits(model, batch).float() / batch.temperatures[:, None]  # (N, V)
+    logprobs = torch.log_softmax(logits, dim=-1)
+    chosen = logprobs.gather(1, batch.targets[:, None]).squeeze(1)
+    with torch.no_grad():
+        entropy = -(logprobs.exp() * logprobs).sum(-1)
+    return TokenScores(chosen, entropy)
+
+
+def _trained_logits(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
+    """(N, V) logits that predict the trained tokens, in the model's dtype."""
+    before = batch.positions - 1
+    head = model.get_output_embeddings()
+    if head is not None and _projects_plainly(model):
+        hidden = model.get_decoder()(input_ids=batch.ids, use_cache=False).last_hidden_state
+        return head(hidden[batch.rows, before])
+    logits = model(input_ids=batch.ids, use_cache=False).logits
+    return logits[batch.rows, before]
+
+
+def _projects_plainly(model: PreTrainedModel) -> bool:
+    """Whether logits are the output embedding of the last hidden state and nothing else.
+
+    Families that scale or cap their logits name the number in their configuration.
+    """
+    altered = ("final_logit_softcapping", "logit_scale", "logits_scaling", "mup_width_multiplier")
+    config = model.config.get_text_config()
+    return not any(getattr(config, name, None) for name in altered)
