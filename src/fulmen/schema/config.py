@@ -48,25 +48,25 @@ class RunSettings(Settings):
     """How many agents run at the same time; 1 makes a run repeatable token by token."""
     seed: Annotated[int, Common] = 0
     """Decides task order and every sampled token."""
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1)
     """Upper bound of one completion, tokens; default: what the model's context leaves."""
-    deadline_s: float = Field(300.0, gt=0)
+    deadline_s: float = Field(default=300.0, gt=0)
     """An agent that works longer on one task, seconds, is stopped."""
-    max_attempts: int = Field(3, ge=1)
+    max_attempts: int = Field(default=3, ge=1)
     """Attempts per rollout when the infrastructure fails; the agent's own failures count once."""
-    processes: int | None = Field(None, ge=1)
+    processes: int | None = Field(default=None, ge=1)
     """Worker processes that share the agents; default: one per core."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the weights; bfloat16 keeps float32 master weights in the optimiser."""
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1` …; `auto` takes a GPU if there is one."""
-    threads: int | None = Field(None, ge=1)
+    threads: int | None = Field(default=None, ge=1)
     """CPU threads of the model; default: all cores but one, at least one."""
-    max_batch: int = Field(256, ge=1)
+    max_batch: int = Field(default=256, ge=1)
     """Completions the engine works on at once."""
     host: str = "127.0.0.1"
     """Address the gateway listens on."""
-    port: int = Field(0, ge=0, le=65535)
+    port: int = Field(default=0, ge=0, le=65535)
     """Port of the gateway; 0 takes a free one."""
     if_exists: Literal["fail", "resume", "new"] = "fail"
     """What to do when the run folder exists: stop, go on with it, or take a new name beside it."""
@@ -85,39 +85,39 @@ class TrainConfig(RunSettings):
     """Rollouts of each task in a step, compared with each other."""
     learning_rate: Annotated[float, Common, Field(gt=0)] = 1e-6
     """Peak step size of AdamW. About 1e-6 for models of billions, 1e-3 for a tiny one."""
-    warmup_steps: int = Field(5, ge=0)
+    warmup_steps: int = Field(default=5, ge=0)
     """Steps over which the learning rate rises to its peak."""
     schedule: Literal["constant", "linear"] = "constant"
     """After warm-up: stay, or fall in a line to 5 % at the last step."""
-    updates_per_step: int = Field(1, ge=1)
+    updates_per_step: int = Field(default=1, ge=1)
     """Optimiser steps taken on each step's rollouts, each on its own share of them."""
-    clip_low: float = Field(0.2, gt=0, lt=1)
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
     """The probability ratio may fall to 1 − this before the gradient stops."""
-    clip_high: float = Field(0.28, gt=0)
+    clip_high: float = Field(default=0.28, gt=0)
     """The probability ratio may rise to 1 + this before the gradient stops."""
     scale_advantage: bool = True
     """Divide by the group's standard deviation (GRPO); false is Dr. GRPO."""
-    kl_coefficient: float = Field(0.0, ge=0)
+    kl_coefficient: float = Field(default=0.0, ge=0)
     """Weight of the KL term against the starting model; above 0 keeps a frozen copy of it."""
-    max_grad_norm: float = Field(1.0, gt=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients longer than this are shortened to it."""
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
     """AdamW's decoupled weight decay."""
-    adam_beta2: float = Field(0.95, gt=0, lt=1)
+    adam_beta2: float = Field(default=0.95, gt=0, lt=1)
     """AdamW's decay of squared gradients; below the usual 0.999 because RL gradients change."""
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature of training rollouts; wins over the agent's own."""
-    micro_batch_tokens: int = Field(8192, ge=1)
+    micro_batch_tokens: int = Field(default=8192, ge=1)
     """Tokens in one forward pass of the learner, padding included."""
     on_agent_error: Literal["penalise", "exclude"] = "penalise"
     """An agent that raises or exits non-zero: give it `agent_error_reward`, or leave it out."""
     agent_error_reward: float = 0.0
     """Reward of a rollout whose agent failed, with `on_agent_error = "penalise"`."""
-    eval_every: int = Field(25, ge=0)
+    eval_every: int = Field(default=25, ge=0)
     """Measure the held-out tasks every so many steps; 0: only before and after."""
-    checkpoint_every: int = Field(25, ge=1)
+    checkpoint_every: int = Field(default=25, ge=1)
     """Write a checkpoint every so many steps, and always at the end."""
-    keep_checkpoints: int = Field(2, ge=1)
+    keep_checkpoints: int = Field(default=2, ge=1)
     """Older checkpoints are deleted, this many of the newest stay."""
 
 
@@ -143,9 +143,9 @@ class ServeConfig(Settings):
     """Number format of the weights."""
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1` …; `auto` takes a GPU if there is one."""
-    threads: int | None = Field(None, ge=1)
+    threads: int | None = Field(default=None, ge=1)
     """CPU threads of the model; default: all cores but one, at least one."""
-    max_batch: int = Field(256, ge=1)
+    max_batch: int = Field(default=256, ge=1)
     """Completions the engine works on at once."""
 
 

@@ -46,12 +46,12 @@ class Graded:
 
 
 _ARGUMENTS: Mapping[str, Callable[[RolloutResult, Sequence[RolloutResult]], Any]] = {
-    "task": lambda result, group: result.rollout.task.for_grader(),
-    "output": lambda result, group: result.outcome.output,
-    "messages": lambda result, group: messages_of(result),
-    "tools": lambda result, group: tools_of(messages_of(result)),
-    "rollout": lambda result, group: result,
-    "group": lambda result, group: list(group),
+    "task": lambda result, _: result.rollout.task.for_grader(),
+    "output": lambda result, _: result.outcome.output,
+    "messages": lambda result, _: messages_of(result),
+    "tools": lambda result, _: tools_of(messages_of(result)),
+    "rollout": lambda result, _: result,
+    "group": lambda _, group: list(group),
 }
 
 
@@ -79,7 +79,7 @@ async def grade(
     results: Sequence[RolloutResult],
     grader: Grader | None,
     name: str,
-    errors: AgentErrors = AgentErrors(),  # noqa: B008 - frozen
+    errors: AgentErrors = AgentErrors(),
 ) -> list[Graded]:
     """Give every finished rollout its reward, in order.
 

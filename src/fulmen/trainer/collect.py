@@ -1,0 +1,126 @@
+"""Ask for rollouts, wait for their ends, and score them as they come in."""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fulmen.runner.pool import Pool
+
+from fulmen.schema.records import Rollout
+from fulmen.store.base import Store
+from fulmen.trainer.events import Listener, Progress
+from fulmen.trainer.grading import AgentErrors, Graded, Grader, check_grader, grade
+
+# A finished rollout that waits this long, seconds, is scored together with its neighbours: one
+# query for many instead of one each.
+_GATHER_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """The user's grader and what an agent's own failure is worth."""
+
+    grader: Grader | None
+    name: str
+    errors: AgentErrors
+
+    @property
+    def needs_whole_groups(self) -> bool:
+        """A grader that compares rollouts can only run when all of a group are there."""
+        return self.grader is not None and "group" in check_grader(self.grader, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Collector:
+    """Turns rollouts into graded results through a store that a pool of agents works on."""
+
+    store: Store
+    pool: Pool
+    judge: Judge
+    listen: Listener
+
+    async def collect(
+        self, rollouts: Sequence[Rollout], phase: Literal["eval", "collect"], step: int
+    ) -> list[Graded]:
+        """Enqueue the rollouts and return them, graded and in order, when all have ended.
+
+        Raises:
+            AgentError: the agent cannot be run at all.
+            GraderError: the grader raised or returned something that is no reward.
+        """
+        await self.store.enqueue(rollouts)
+        order = [rollout.id for rollout in rollouts]
+        graded: dict[str, Graded] = {}
+        pending = set(order)
+        held: list[str] = []
+        while pending:
+            finished = await self._next(sorted(pending))
+            pending.difference_update(finished)
+            held += finished
+            if pending and self.judge.needs_whole_groups:
+                self._report(phase, step, graded, len(order), len(order) - len(pending))
+                continue
+            for item in await self._grade(held):
+                graded[item.result.rollout.id] = item
+            held.clear()
+            self._report(phase, step, graded, len(order), len(order) - len(pending))
+        return [graded[name] for name in order]
+
+    async def _next(self, pending: Sequence[str]) -> list[str]:
+        """Ids that have ended; raises what stopped the pool."""
+        waiting = asyncio.ensure_future(self.store.wait_finished(pending))
+        broken = asyncio.ensure_future(self.pool.broken())
+        try:
+            await asyncio.wait({waiting, broken}, return_when=asyncio.FIRST_COMPLETED)
+            if broken.done():
+                broken.result()
+            first = await waiting
+            if len(first) < len(pending):
+                await asyncio.wait({broken}, timeout=_GATHER_S)
+            return await self.store.wait_finished(pending, timeout_s=0)
+        finally:
+            waiting.cancel()
+            broken.cancel()
+
+    async def _grade(self, ids: Sequence[str]) -> list[Graded]:
+        judge = self.judge
+        results = await self.store.results(ids)
+        return await grade(results, judge.grader, judge.name, judge.errors)
+
+    def _report(
+        self,
+        phase: Literal["eval", "collect"],
+        step: int,
+        graded: dict[str, Graded],
+        total: int,
+        done: int,
+    ) -> None:
+        rewards = [item.reward for item in graded.values() if item.reward is not None]
+        state = self.pool.counters
+        self.listen(
+            Progress(
+                phase=phase,
+                step=step,
+                done=done,
+                total=total,
+                running=state.running,
+                failed=sum(bool(item.result.outcome.failure) for item in graded.values()),
+                retried=sum(item.result.attempt - 1 for item in graded.values()),
+                reward=math.fsum(rewards) / len(rewards) if rewards else None,
+            )
+        )
+
+
+class Stopwatch:
+    """Seconds since it was made."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock, self._start = clock, clock()
+
+    @property
+    def seconds(self) -> float:
+        """Never 0, so that it may divide."""
+        return max(1e-9, self._clock() - self._start)

@@ -1,0 +1,154 @@
+"""The folder of a run: its settings, its record, its metrics and its checkpoints.
+
+runs/calc/
+  config.toml       effective settings, each with where it came from
+  run.db            the store
+  metrics.jsonl     one line a step, one line an evaluation
+  checkpoints/step-000100/   a Hugging Face model folder, plus the optimiser
+  reward.png        the reward curve
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from fulmen.schema.config import Settings
+from fulmen.schema.errors import ConfigError
+from fulmen.schema.records import JSON
+
+
+class RunFolder:
+    """One run's files; at most one process owns a folder at a time."""
+
+    def __init__(self, path: Path, lock: IO[str]) -> None:
+        self.path = path
+        self._lock = lock
+
+    @property
+    def database(self) -> Path:
+        return self.path / "run.db"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def plot(self) -> Path:
+        return self.path / "reward.png"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def checkpoint(self, step: int) -> Path:
+        """Where the checkpoint of a step lives."""
+        return self.checkpoints / f"step-{step:06d}"
+
+    def write_config(self, config: Settings, origins: Mapping[str, str]) -> None:
+        """Write the effective settings, with the origin of each value as a comment."""
+        lines = [
+            f"{name} = {json.dumps(value)}  # {origins.get(name, 'default')}"
+            for name, value in config.model_dump(mode="json").items()
+            if value is not None
+        ]
+        self.path.joinpath("config.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    def append_metrics(self, line: Mapping[str, JSON]) -> None:
+        """Add a line to metrics.jsonl."""
+        with self.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def read_metrics(self) -> list[dict[str, JSON]]:
+        """All lines of metrics.jsonl; a last line cut off by a crash is left out."""
+        if not self.metrics.exists():
+            return []
+        lines = []
+        for text in self.metrics.read_text(encoding="utf-8").splitlines():
+            try:
+                lines.append(json.loads(text))
+            except ValueError:
+                break
+        return lines
+
+    def rewind_metrics(self, step: int) -> None:
+        """Forget lines after `step`: a resumed run writes them again."""
+        kept = [line for line in self.read_metrics() if line["step"] <= step]
+        text = "".join(json.dumps(line) + "\n" for line in kept)
+        replacement = self.metrics.with_suffix(".new")
+        replacement.write_text(text, encoding="utf-8")
+        replacement.replace(self.metrics)
+
+    def prune_checkpoints(self, keep: int) -> None:
+        """Delete all but the newest `keep` checkpoints."""
+        for old in sorted(self.checkpoints.glob("step-*"))[:-keep]:
+            shutil.rmtree(old)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Let other processes have the folder."""
+        self._lock.close()
+
+
+def open_folder(wanted: str | None, name: str, if_exists: str) -> tuple[RunFolder, bool]:
+    """Make or reopen a run folder; returns it and whether it is to be resumed.
+
+    `name` makes the default `runs/<name>-<time>`. An existing run is never overwritten.
+
+    Raises:
+        ConfigError: the folder exists and `if_exists` is "fail", it belongs to a running process,
+            or it cannot be made.
+    """
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    path = Path(wanted) if wanted else Path("runs") / f"{name}-{stamp}"
+    exists = path.exists() and (not path.is_dir() or any(path.iterdir()))
+    if exists and if_exists == "fail":
+        raise ConfigError(
+            f"{path} exists already",
+            hint="--resume goes on with it, --if-exists new takes a new name, --out names another",
+        )
+    if exists and if_exists == "new":
+        path = _next_free(path)
+    resume = exists and if_exists == "resume"
+    if resume and not (path / "run.db").exists():
+        raise ConfigError(f"{path} is not the folder of a run: it has no run.db")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = _lock(path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be used as run folder ({error.strerror})") from error
+    return RunFolder(path, lock), resume
+
+
+def _next_free(path: Path) -> Path:
+    number = 2
+    while (candidate := path.with_name(f"{path.name}-{number}")).exists():
+        number += 1
+    return candidate
+
+
+def _lock(path: Path) -> IO[str]:
+    lock = (path / "run.lock").open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        owner = lock.read().strip() or "unknown"
+        lock.close()
+        raise ConfigError(f"{path} is in use by process {owner}", hint="wait, or stop it") from None
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    return lock

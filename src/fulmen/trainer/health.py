@@ -1,0 +1,67 @@
+"""Rules that turn the numbers of a run into sentences, and stop it when it cannot learn."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from fulmen.schema.errors import AgentError
+from fulmen.trainer.events import Note
+from fulmen.trainer.grading import Graded
+
+
+def refuse_hopeless(graded: Sequence[Graded]) -> None:
+    """Stop a run whose very first rollouts show that nothing can be learned from this agent.
+
+    Raises:
+        AgentError: every rollout failed in the agent, or none of them called the model.
+    """
+    failed = [item for item in graded if item.result.outcome.failure == "agent"]
+    if graded and len(failed) == len(graded):
+        raise AgentError(
+            f"the agent failed on all {len(graded)} tasks: {failed[0].result.outcome.error}",
+            hint="run it on one task by hand first",
+        )
+    ended = [item for item in graded if item.result.outcome.failure is None]
+    if ended and not any(item.result.calls for item in graded):
+        raise AgentError(
+            f"the agent never called the model: {len(ended)} rollouts ended without one request "
+            "to the gateway",
+            hint="let it take base URL and key from OPENAI_BASE_URL and OPENAI_API_KEY",
+        )
+
+
+def step_notes(metrics: Mapping[str, float]) -> Iterator[Note]:
+    """What is odd about a step, in words; thresholds are those of docs/health.md."""
+    groups = metrics.get("groups/with_signal")
+    if groups == 0:
+        mean = metrics.get("reward/mean", 0.0)
+        cause = "too hard" if mean < 0.5 else "too easy"
+        yield _warn(
+            "no-signal",
+            f"every group's rollouts scored the same (mean {mean:.2f}, {cause}?): nothing to "
+            "learn in this step; try a larger group_size, other tasks, or partial credit",
+        )
+    if (gap := metrics.get("learn/gap_mean", 0.0)) > 0.05:
+        yield _warn(
+            "gap",
+            f"engine and learner disagree by {gap:.3f} nats a token on the same weights; "
+            "expected in bfloat16 up to about 0.03, in float32 under 0.001",
+        )
+    if (share := metrics.get("collect/truncated", 0.0)) > 0.2:
+        yield _warn(
+            "truncated",
+            f"{share:.0%} of the completions were cut at max_tokens or the end of the context",
+        )
+    total = metrics.get("collect/rollouts", 0.0)
+    left_out = metrics.get("collect/excluded", 0.0)
+    if total and left_out / total > 0.1:
+        reasons = ", ".join(
+            f"{int(count)} {name.removeprefix('excluded/')}"
+            for name, count in metrics.items()
+            if name.startswith("excluded/")
+        )
+        yield _warn("excluded", f"{left_out:.0f} of {total:.0f} rollouts not trained: {reasons}")
+    if total and (errors := metrics.get("collect/agent_errors", 0.0)) / total > 0.1:
+        yield _warn("agent-errors", f"the agent raised in {errors:.0f} of {total:.0f} rollouts")
+
+
+def _warn(code: str, text: str) -> Note:
+    return Note(level="warning", code=code, text=text)

@@ -1,0 +1,176 @@
+"""The schedule: ask, wait, judge, credit, learn, publish; then again.
+
+Synchronous: the weights never change while agents work, so every token of a step was sampled by
+one version of the policy.
+"""
+
+import asyncio
+import math
+import shutil
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from msgspec import structs
+
+from fulmen.credit.advantage import credit, share_with_signal
+from fulmen.credit.trajectory import Dropped, assemble, count_reasons
+from fulmen.learner.learner import Learner
+from fulmen.schema.config import TrainConfig
+from fulmen.schema.records import Credited, StepRecord, Task
+from fulmen.store.base import Store
+from fulmen.trainer.collect import Collector, Stopwatch
+from fulmen.trainer.evaluation import measure
+from fulmen.trainer.events import EvalDone, Listener, Progress, StepDone
+from fulmen.trainer.folder import RunFolder
+from fulmen.trainer.grading import Graded
+from fulmen.trainer.health import refuse_hopeless, step_notes
+from fulmen.trainer.rollouts import train_rollouts
+from fulmen.trainer.statistics import rollout_metrics
+from fulmen.trainer.tasks import task_order
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the loop works with; it knows their promises, not how they are made."""
+
+    config: TrainConfig
+    folder: RunFolder
+    store: Store
+    collector: Collector
+    learner: Learner
+    save_model: Callable[[Path], None]
+    """Write everything but the learner's part of a checkpoint: the tokenizer."""
+    train_tasks: Sequence[Task]
+    val_tasks: Sequence[Task]
+    listen: Listener
+    stop: threading.Event
+    """Set: finish this step, keep a checkpoint, and end."""
+
+
+@dataclass(slots=True)
+class History:
+    """What a run has been through, earlier processes of it included."""
+
+    evals: list[EvalDone] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    """Mean training reward per step; NaN where no rollout had one."""
+    last_eval: list[Graded] = field(default_factory=list)
+    """The rollouts of the latest greedy evaluation."""
+    step: int = 0
+    checkpoint: Path | None = None
+    seconds: float = 0.0
+    """Spent in steps and the evaluations between them, all processes of the run together."""
+
+
+async def run_steps(parts: Parts, history: History) -> None:
+    """Train from `history.step` to the last step of the settings, and measure at both ends."""
+    config = parts.config
+    if history.step == 0:
+        await _evaluate(parts, history, sampled=True)
+    before, watch = history.seconds, Stopwatch()
+    tasks = islice(
+        task_order(parts.train_tasks, config.seed), history.step * config.tasks_per_step, None
+    )
+    while history.step < config.steps and not parts.stop.is_set():
+        record = await _step(parts, history, list(islice(tasks, config.tasks_per_step)))
+        history.seconds = before + watch.seconds
+        await _commit(parts, history, record)
+        if _evaluation_due(config, history.step):
+            await _evaluate(parts, history, sampled=False)
+            history.seconds = before + watch.seconds
+    if history.step == config.steps:
+        await _evaluate(parts, history, sampled=True)
+
+
+def _evaluation_due(config: TrainConfig, step: int) -> bool:
+    """Between the ends, which are measured anyway."""
+    return config.eval_every > 0 and step % config.eval_every == 0 and step < config.steps
+
+
+async def _step(parts: Parts, history: History, tasks: list[Task]) -> StepRecord:
+    """One turn of the loop: the weights change, nothing is on disk yet."""
+    config, step, watch = parts.config, history.step + 1, Stopwatch()
+    graded = await parts.collector.collect(train_rollouts(config, step, tasks), "collect", step)
+    if step == 1 and not parts.val_tasks:
+        refuse_hopeless(graded)
+    metrics = rollout_metrics(graded, watch.seconds)
+    credited, credit_metrics = _credit(graded, scale=config.scale_advantage)
+    parts.listen(Progress(phase="learn", step=step, done=0, total=1))
+    # In a thread, so that heartbeats and the display go on meanwhile.
+    learned = await asyncio.to_thread(parts.learner.learn, credited)
+    history.step = step
+    history.rewards.append(metrics.get("reward/mean", math.nan))
+    return StepRecord(
+        step=step,
+        version=parts.learner.version,
+        consumed=tuple(item.result.rollout.id for item in graded),
+        metrics=metrics | credit_metrics | learned | {"time/step_s": watch.seconds},
+    )
+
+
+async def _commit(parts: Parts, history: History, record: StepRecord) -> None:
+    """Checkpoint if due, then record the step and what it consumed."""
+    config, step, metrics = parts.config, record.step, record.metrics
+    if step % config.checkpoint_every == 0 or step == config.steps or parts.stop.is_set():
+        parts.listen(Progress(phase="save", step=step, done=0, total=1))
+        history.checkpoint = await asyncio.to_thread(_save, parts, step)
+        relative = str(history.checkpoint.relative_to(parts.folder.path))
+        record = structs.replace(record, checkpoint=relative)
+    await parts.store.commit_step(structs.replace(record, finished=time.time()))
+    parts.folder.append_metrics({"step": step, "seconds": history.seconds, **metrics})
+    parts.folder.prune_checkpoints(config.keep_checkpoints)
+    eta = (config.steps - step) * history.seconds / step
+    parts.listen(StepDone(step=step, metrics=metrics, eta_s=eta))
+    for note in step_notes(metrics):
+        parts.listen(note)
+
+
+def _credit(graded: list[Graded], *, scale: bool) -> tuple[list[Credited], dict[str, float]]:
+    """Rewards to advantages. Every rollout with a reward is in its group's baseline, whether or
+    not its calls can be trained."""
+    dropped: list[Dropped] = []
+    trajectories = []
+    for item in graded:
+        if item.reward is not None:
+            trajectory, untrainable = assemble(item.result, item.reward)
+            trajectories.append(trajectory)
+            dropped += untrainable
+    metrics = {"groups/with_signal": share_with_signal(trajectories)}
+    metrics |= {f"dropped/{why}": float(n) for why, n in count_reasons(dropped).items()}
+    return credit(trajectories, scale=scale), metrics
+
+
+async def _evaluate(parts: Parts, history: History, *, sampled: bool) -> None:
+    if not parts.val_tasks:
+        return
+    for temperature in (0.0, parts.config.temperature) if sampled else (0.0,):
+        done, graded = await measure(
+            parts.collector,
+            parts.config,
+            parts.val_tasks,
+            step=history.step,
+            temperature=temperature,
+        )
+        if history.step == 0:
+            refuse_hopeless(graded)
+        if temperature == 0:
+            history.last_eval = graded
+        history.evals.append(done)
+        parts.folder.append_metrics({"eval": done.mode, **structs.asdict(done)})
+
+
+def _save(parts: Parts, step: int) -> Path:
+    """Write a checkpoint so that it is either there as a whole or not at all."""
+    target = parts.folder.checkpoint(step)
+    draft = target.with_name(target.name + ".new")
+    for leftover in (draft, target):
+        shutil.rmtree(leftover, ignore_errors=True)
+    draft.mkdir(parents=True)
+    parts.learner.save(draft)
+    parts.save_model(draft)
+    draft.rename(target)
+    return target

@@ -1,0 +1,90 @@
+"""Means with intervals, and the numbers of a step."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from fulmen.trainer.grading import Graded
+
+SUCCESS = 0.5
+"""A rollout with at least this reward counts as a success."""
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Mean and 95 % confidence interval.
+
+    Rewards that are all 0 or 1 get Wilson's interval, which is honest at 0 % and 100 %; others the
+    normal approximation. (0, 0, 0) for no values.
+
+    Source: E. B. Wilson, J. Am. Stat. Assoc. 22 (1927).
+
+    >>> [round(x, 2) for x in mean_interval([1.0] * 8 + [0.0] * 2)]
+    [0.8, 0.49, 0.94]
+    """
+    n = len(values)
+    if n == 0:
+        return 0.0, 0.0, 0.0
+    mean = math.fsum(values) / n
+    z = 1.959964
+    if all(value in (0.0, 1.0) for value in values):
+        centre = (mean + z * z / (2 * n)) / (1 + z * z / n)
+        half = z / (1 + z * z / n) * math.sqrt(mean * (1 - mean) / n + z * z / (4 * n * n))
+        # At 0 % and 100 % rounding could leave the mean outside its own interval.
+        return mean, max(0.0, min(mean, centre - half)), min(1.0, max(mean, centre + half))
+    half = z * float(np.std(values, ddof=1)) / math.sqrt(n) if n > 1 else 0.0
+    return mean, mean - half, mean + half
+
+
+def success_rate(rewards: Sequence[float]) -> float:
+    """Share of rewards of at least `SUCCESS`; 0 for none."""
+    return sum(reward >= SUCCESS for reward in rewards) / len(rewards) if rewards else 0.0
+
+
+def rollout_metrics(graded: Sequence[Graded], seconds: float) -> dict[str, float]:
+    """What a set of finished rollouts looked like; rewards over those that have one."""
+    counted = [item for item in graded if item.reward is not None]
+    rewards = [item.reward for item in counted if item.reward is not None]
+    calls = [call for item in graded for call in item.result.calls]
+    metrics = {
+        "collect/rollouts": float(len(graded)),
+        "collect/excluded": float(len(graded) - len(counted)),
+        "collect/agent_errors": float(sum(item.source == "failure" for item in graded)),
+        "collect/retries": float(sum(item.result.attempt - 1 for item in graded)),
+        "collect/calls_per_rollout": len(calls) / len(graded) if graded else 0.0,
+        "collect/drifted_calls": float(sum(call.drift is not None for call in calls)),
+        "collect/truncated": _share([call.finish_reason == "length" for call in calls]),
+        "collect/prompt_tokens": _mean([len(call.prompt_ids) for call in calls]),
+        "collect/completion_tokens": _mean([len(call.completion_ids) for call in calls]),
+        "collect/sampled_tokens_per_s": sum(len(c.completion_ids) for c in calls) / seconds,
+        "collect/seconds": seconds,
+    }
+    if rewards:
+        metrics["reward/mean"] = math.fsum(rewards) / len(rewards)
+        metrics["reward/success"] = success_rate(rewards)
+    return metrics | _parts(counted) | _exclusions(graded)
+
+
+def _parts(graded: Sequence[Graded]) -> dict[str, float]:
+    values: dict[str, list[float]] = {}
+    for item in graded:
+        for name, value in item.parts.items():
+            values.setdefault(name, []).append(value)
+    return {f"reward/part/{name}": _mean(found) for name, found in values.items()}
+
+
+def _exclusions(graded: Sequence[Graded]) -> dict[str, float]:
+    result: dict[str, float] = {}
+    for item in graded:
+        if item.excluded:
+            name = f"excluded/{item.excluded}"
+            result[name] = result.get(name, 0.0) + 1.0
+    return result
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0
+
+
+def _share(flags: Sequence[bool]) -> float:
+    return sum(flags) / len(flags) if flags else 0.0

@@ -1,0 +1,169 @@
+"""Credit and advantages against hand-computed literals and a slow reference."""
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fulmen.credit.advantage import credit, group_advantage, share_with_signal
+from fulmen.credit.trajectory import assemble
+from fulmen.schema.errors import DataError
+from fulmen.schema.records import (
+    Call,
+    Outcome,
+    Rollout,
+    RolloutResult,
+    Task,
+    Trajectory,
+    Transition,
+    VersionSpan,
+)
+
+
+def call(index: int, **changes) -> Call:
+    values = {
+        "id": f"c{index}",
+        "rollout_id": "r",
+        "attempt": 1,
+        "index": index,
+        "protocol": "chat",
+        "prompt_ids": (1, 2),
+        "completion_ids": (3, 4),
+        "logprobs": (-0.5, -0.25),
+        "versions": (VersionSpan(start=0, version=7),),
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "finish_reason": "stop",
+    }
+    return Call(**(values | changes))
+
+
+def result(*calls: Call) -> RolloutResult:
+    rollout = Rollout(id="r", task=Task(id="t", input=None), group="g", step=1)
+    return RolloutResult(rollout=rollout, attempt=1, outcome=Outcome(), calls=calls)
+
+
+def trajectory(group: str, reward: float, calls: int = 1) -> Trajectory:
+    transition = Transition(
+        rollout_id=f"{group}{reward}",
+        call_id="c",
+        agent="agent",
+        prompt_ids=(1,),
+        completion_ids=(2,),
+        logprobs=(-1.0,),
+        temperature=1.0,
+        version=0,
+    )
+    return Trajectory(
+        rollout_id=f"{group}{reward}", group=group, transitions=(transition,) * calls, reward=reward
+    )
+
+
+def slow_reference(returns, groups, scale):
+    """The definition in plain Python, written without looking at the array code."""
+    answer = []
+    for value, group in zip(returns, groups, strict=True):
+        peers = [r for r, g in zip(returns, groups, strict=True) if g == group]
+        mean = sum(peers) / len(peers)
+        deviation = math.sqrt(sum((p - mean) ** 2 for p in peers) / len(peers))
+        if max(peers) - min(peers) < 1e-8:
+            answer.append(0.0)
+        else:
+            answer.append((value - mean) / (deviation if scale else 1.0))
+    return answer
+
+
+rewards_and_groups = st.lists(
+    st.tuples(st.floats(-10, 10, width=32), st.sampled_from("abc")), min_size=1, max_size=24
+)
+
+
+@given(rewards_and_groups, st.booleans())
+def test_group_advantage_matches_the_definition(pairs, scale):
+    returns, groups = zip(*pairs, strict=True)
+    got = group_advantage(returns, groups, scale=scale)
+    np.testing.assert_allclose(got, slow_reference(returns, groups, scale), rtol=1e-6, atol=1e-6)
+
+
+@given(rewards_and_groups)
+def test_advantages_of_a_group_sum_to_zero(pairs):
+    returns, groups = zip(*pairs, strict=True)
+    got = group_advantage(returns, groups)
+    for name in set(groups):
+        assert abs(sum(a for a, g in zip(got, groups, strict=True) if g == name)) < 1e-6
+
+
+def test_duplicating_a_group_changes_nothing():
+    once = group_advantage([0.0, 1.0, 1.0], ["g"] * 3)
+    twice = group_advantage([0.0, 1.0, 1.0] * 2, ["g"] * 6)
+    np.testing.assert_allclose(twice[:3], once)
+
+
+@pytest.mark.parametrize(("value", "size"), list(product([0.1, 0.7, 1e6], [1, 3, 16])))
+def test_equal_rewards_carry_no_signal_whatever_their_rounding(value, size):
+    assert group_advantage([value] * size, ["g"] * size).tolist() == [0.0] * size
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_reward_that_is_no_number_is_refused_by_its_place(bad):
+    with pytest.raises(DataError, match="rollout 1 is"):
+        group_advantage([0.0, bad], ["g", "g"])
+
+
+def test_a_talkative_rollout_weighs_no_more_than_a_terse_one_in_the_baseline():
+    """The example of the reference notes: rewards (1, 0, 0, 0) with 12, 3, 3 and 3 calls."""
+    group = [trajectory("g", 1.0, 12), *(trajectory("g", 0.0, 3) for _ in range(3))]
+    credited = credit(group)
+    assert len(credited) == 21
+    assert credited[0].advantage == pytest.approx(3**0.5)
+    assert credited[-1].advantage == pytest.approx(-1 / 3**0.5)
+
+
+def test_a_rollout_without_trainable_calls_still_counts_in_the_baseline():
+    silent = Trajectory(rollout_id="s", group="g", transitions=(), reward=0.0)
+    (only,) = credit([trajectory("g", 1.0), silent])
+    assert only.advantage == pytest.approx(1.0)
+
+
+def test_a_rule_moves_the_advantage_of_its_calls_only():
+    both = [trajectory("g", 1.0, 2), trajectory("g", 0.0, 2)]
+
+    def last_only(t):
+        return [0.0] * (len(t.transitions) - 1) + [t.reward]
+
+    plain, ruled = credit(both), credit(both, rule=last_only)
+    moved = [p.advantage != r.advantage for p, r in zip(plain, ruled, strict=True)]
+    assert moved == [True, False, False, False]
+
+
+def test_groups_whose_rewards_differ_are_the_share_with_signal():
+    group = [trajectory("a", 0.0), trajectory("a", 1.0), trajectory("b", 1.0)]
+    assert share_with_signal(group) == 0.5
+    assert share_with_signal([]) == 0.0
+
+
+def test_every_call_becomes_a_transition_with_exactly_what_was_sampled():
+    got, dropped = assemble(result(call(0), call(1, prompt_ids=(1, 2, 3, 4, 9))), 0.5)
+    assert dropped == []
+    assert [t.prompt_ids for t in got.transitions] == [(1, 2), (1, 2, 3, 4, 9)]
+    assert got.transitions[0].logprobs == (-0.5, -0.25)
+    assert got.transitions[0].version == 7
+    assert got.reward == 0.5
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"completion_ids": (), "logprobs": (), "versions": ()}, "no_tokens"),
+        ({"logprobs": ()}, "no_logprobs"),
+        ({"finish_reason": "abort"}, "aborted"),
+        ({"temperature": 0.0}, "greedy"),
+    ],
+)
+def test_a_call_that_cannot_be_trained_is_named_with_its_reason(changes, reason):
+    got, dropped = assemble(result(call(0), call(1, **changes)), 1.0)
+    assert [t.call_id for t in got.transitions] == ["c0"]
+    assert [(d.call_id, d.reason) for d in dropped] == [("c1", reason)]

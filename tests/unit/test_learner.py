@@ -1,0 +1,316 @@
+"""The learner's numbers against independent witnesses: plain Python, whole-sequence forwards."""
+
+import copy
+import math
+from contextlib import nullcontext
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from fulmen.learner.batch import pack
+from fulmen.learner.learner import Learner, LossConfig
+from fulmen.learner.logprobs import score
+from fulmen.learner.losses import clipped_surrogate, kl_to_reference
+from fulmen.learner.metrics import Tally
+from fulmen.learner.optimiser import Optimiser, OptimiserConfig
+from fulmen.learner.rows import Row, merge, shares
+from fulmen.schema.records import Credited, Transition
+
+
+@pytest.fixture
+def model() -> Qwen3ForCausalLM:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=40,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+    )
+    return Qwen3ForCausalLM(config).eval()
+
+
+def credited(prompt, completion, advantage=1.0, rollout="r", logprobs=None, temperature=1.0):
+    return Credited(
+        advantage=advantage,
+        transition=Transition(
+            rollout_id=rollout,
+            call_id="c",
+            agent="agent",
+            prompt_ids=tuple(prompt),
+            completion_ids=tuple(completion),
+            logprobs=tuple(logprobs or [-3.0] * len(completion)),
+            temperature=temperature,
+            version=0,
+        ),
+    )
+
+
+def conversation(rollout="r", advantage=1.0) -> list[Credited]:
+    first = credited((1, 2, 3), (4, 5), advantage, rollout)
+    second = credited((1, 2, 3, 4, 5, 6, 7), (8, 9, 10), advantage, rollout)
+    return [first, second]
+
+
+def learner(model, **loss) -> Learner:
+    return Learner(
+        model,
+        loss=LossConfig(**loss),
+        optimiser=OptimiserConfig(learning_rate=1e-2),
+        updating=lambda _: nullcontext(),
+    )
+
+
+def gradient(model) -> torch.Tensor:
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def test_calls_that_continue_each_other_become_one_row_with_every_sampled_token_once():
+    (row,) = merge(conversation())
+    assert row.ids == (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
+    assert row.positions == [3, 4, 7, 8, 9]
+
+
+def test_a_branch_gets_its_own_row_and_does_not_train_the_shared_part_again():
+    first, second = conversation()
+    branch = credited((1, 2, 3, 4, 5, 11), (12,))
+    rows = merge([first, second, branch])
+    assert [row.positions for row in rows] == [[3, 4, 7, 8, 9], [6]]
+
+
+def test_rows_never_mix_rollouts():
+    rows = merge(conversation("a") + conversation("b"))
+    assert [row.rollout_id for row in rows] == ["a", "b"]
+
+
+calls = st.lists(
+    st.tuples(
+        st.lists(st.integers(1, 3), min_size=1, max_size=6),
+        st.lists(st.integers(1, 3), min_size=1, max_size=4),
+        st.sampled_from("ab"),
+    ),
+    max_size=12,
+)
+
+
+@given(calls)
+def test_every_sampled_token_is_trained_exactly_once_whatever_the_branching(drawn):
+    items = [credited(p, c, rollout=r) for p, c, r in drawn]
+    rows = merge(items)
+    assert sum(len(row.positions) for row in rows) == sum(len(c) for _, c, _ in drawn)
+    for row in rows:
+        assert row.positions == sorted(set(row.positions))
+        assert len(row.positions) == len(row.advantages) == len(row.logprobs)
+
+
+@given(st.lists(st.sampled_from("abcdef"), max_size=20), st.integers(1, 8))
+def test_shares_keep_rollouts_whole_and_lose_nothing(names, parts):
+    rows = [Row(name, (1, 2)) for name in names]
+    split = shares(rows, parts)
+    assert sorted(id(r) for share in split for r in share) == sorted(map(id, rows))
+    owners = [{row.rollout_id for row in share} for share in split]
+    assert all(a.isdisjoint(b) for i, a in enumerate(owners) for b in owners[:i])
+    assert all(split)
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=20), st.integers(1, 64))
+def test_packing_keeps_every_row_within_the_bound_or_alone(lengths, bound):
+    rows = [Row("r", tuple(range(1, n + 1)), [n - 1], [1.0], [-1.0], [1.0]) for n in lengths]
+    batches = pack(rows, bound, torch.device("cpu"))
+    assert sum(len(batch.ids) for batch in batches) == len(rows)
+    for batch in batches:
+        assert batch.ids.numel() <= bound or len(batch.ids) == 1
+
+
+def test_log_probabilities_equal_a_plain_forward_at_the_sampling_temperature(model):
+    items = [credited((1, 2, 3), (4, 5), temperature=0.7), credited((9,), (8, 7, 6), rollout="s")]
+    (batch,) = pack(merge(items), 1000, torch.device("cpu"))
+    got = score(model, batch)
+    want = []
+    for row, temperature in (((9, 8, 7, 6), 1.0), ((1, 2, 3, 4, 5), 0.7)):
+        logits = model(input_ids=torch.tensor([row])).logits[0] / temperature
+        table = torch.log_softmax(logits, -1)
+        start = 1 if row[0] == 9 else 3
+        want += [table[i - 1, row[i]].item() for i in range(start, len(row))]
+    torch.testing.assert_close(got.logprobs, torch.tensor(want), rtol=1e-5, atol=1e-5)
+
+
+def test_entropy_is_that_of_the_sampling_distribution(model):
+    (batch,) = pack(merge([credited((1, 2), (3,))]), 1000, torch.device("cpu"))
+    table = torch.log_softmax(model(input_ids=torch.tensor([[1, 2]])).logits[0, -1], -1)
+    want = -sum(math.exp(v) * v for v in table.tolist())
+    assert score(model, batch).entropy.item() == pytest.approx(want, rel=1e-5)
+
+
+def test_merging_calls_into_rows_leaves_loss_and_gradient_unchanged(model):
+    items = [*conversation("a", 0.5), *conversation("b", -1.5)]
+    merged, split = Tally(), Tally()
+    learner(model).forward_backward(merge(items), 10, merged)
+    together = gradient(model)
+    model.zero_grad()
+    alone = [row for item in items for row in merge([item])]
+    assert len(alone) == 4
+    learner(model).forward_backward(alone, 10, split)
+    torch.testing.assert_close(together, gradient(model), rtol=1e-5, atol=1e-7)
+
+
+def test_micro_batches_change_nothing_but_memory(model):
+    items = [*conversation("a", 0.5), credited((3, 3), (1, 2), 2.0, "c")]
+    learner(model, micro_batch_tokens=10_000).forward_backward(merge(items), 7, Tally())
+    large = gradient(model)
+    model.zero_grad()
+    learner(model, micro_batch_tokens=1).forward_backward(merge(items), 7, Tally())
+    torch.testing.assert_close(large, gradient(model), rtol=1e-5, atol=1e-7)
+
+
+def plain_clip(new, old, advantage, low, high):
+    ratio = math.exp(new - old)
+    bounded = min(max(ratio, 1 - low), 1 + high)
+    return -min(ratio * advantage, bounded * advantage)
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(-5, 0), st.floats(-5, 0), st.floats(-3, 3)), min_size=1, max_size=8
+    )
+)
+def test_the_clipped_surrogate_matches_its_definition_token_by_token(rows):
+    new, old, advantages = (torch.tensor(column) for column in zip(*rows, strict=True))
+    got = clipped_surrogate(new, old, advantages, low=0.2, high=0.28).loss
+    want = torch.tensor([plain_clip(n, o, a, 0.2, 0.28) for n, o, a in rows])
+    torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "moves"),
+    [(1.5, 1.0, False), (1.2, 1.0, True), (0.7, 1.0, True), (0.7, -1.0, False), (1.5, -1.0, True)],
+)
+def test_the_clip_stops_the_gradient_only_where_it_would_overshoot(ratio, advantage, moves):
+    new = torch.tensor([math.log(ratio)], requires_grad=True)
+    policy = clipped_surrogate(new, torch.zeros(1), torch.tensor([advantage]), low=0.2, high=0.28)
+    policy.loss.sum().backward()
+    assert new.grad is not None
+    assert (new.grad.abs() > 0).item() is moves
+    assert policy.clipped.item() is not moves
+
+
+def test_a_hopelessly_stale_token_gives_a_finite_loss():
+    loss = clipped_surrogate(
+        torch.tensor([-0.1]), torch.tensor([-500.0]), torch.tensor([-1.0]), low=0.2, high=0.28
+    ).loss
+    assert loss.isfinite().all()
+
+
+def test_the_kl_estimate_averages_to_the_true_divergence():
+    p, q = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.5, 0.3, 0.2])
+    true = (p * (p / q).log()).sum()
+    estimate = (p * kl_to_reference(p.log(), q.log())).sum()
+    torch.testing.assert_close(estimate, true)
+
+
+def test_a_step_makes_rewarded_tokens_likelier_and_punished_ones_rarer(model):
+    good, bad = credited((1, 2), (3,), 1.0, "g"), credited((1, 2), (4,), -1.0, "b")
+
+    def logprobs():
+        with torch.no_grad():
+            return torch.log_softmax(model(input_ids=torch.tensor([[1, 2]])).logits[0, -1], -1)
+
+    before = logprobs()
+    items = [
+        Credited(
+            advantage=i.advantage,
+            transition=credited(
+                i.transition.prompt_ids,
+                i.transition.completion_ids,
+                logprobs=[before[i.transition.completion_ids[0]].item()],
+                rollout=i.transition.rollout_id,
+            ).transition,
+        )
+        for i in (good, bad)
+    ]
+    trainer = learner(model)
+    metrics = trainer.learn(items)
+    after = logprobs()
+    assert after[3] > before[3]
+    assert after[4] < before[4]
+    assert trainer.version == 1
+    assert metrics["learn/gap_max"] < 1e-5
+    assert metrics["learn/updates"] == 1
+
+
+def test_without_signal_nothing_changes_and_nothing_is_reported_as_zero(model):
+    before = copy.deepcopy(model.state_dict())
+    trainer = learner(model)
+    metrics = trainer.learn([credited((1, 2), (3,), 0.0)])
+    assert trainer.version == 0
+    assert "learn/loss" not in metrics
+    assert "learn/grad_norm" not in metrics
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+
+def test_rollouts_of_advantage_zero_stay_in_the_denominator(model):
+    loud, silent = credited((1, 2), (3,), 1.0, "a"), credited((1, 2), (4,), 0.0, "b")
+    learner(model).forward_backward(merge([loud]), 2, Tally())
+    want = gradient(model).norm().item()
+    metrics = learner(copy.deepcopy(model)).learn([loud, silent])
+    assert metrics["learn/grad_norm"] == pytest.approx(want, rel=1e-4)
+
+
+def test_the_kl_term_pulls_back_to_the_reference(model):
+    trainer = learner(model, kl_coefficient=1.0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    item = credited((1, 2), (3, 4, 5), 0.0)
+    first = trainer.learn([item])["learn/kl_reference"]
+    later = [trainer.learn([item])["learn/kl_reference"] for _ in range(20)]
+    assert later[-1] < 0.5 * first
+
+
+def test_several_updates_a_step_use_every_rollout_once(model):
+    items = [c for name in "abcde" for c in conversation(name, 1.0)]
+    trainer = learner(model, updates_per_step=2)
+    metrics = trainer.learn(items)
+    assert metrics["learn/updates"] == 2
+    assert trainer.version == 2
+    assert metrics["learn/computed_tokens"] == 50
+
+
+def test_saving_and_loading_goes_on_exactly_where_it_was(model, tmp_path):
+    items = conversation()
+    trainer = learner(model)
+    trainer.learn(items)
+    trainer.save(tmp_path)
+    twin_model = Qwen3ForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    twin = learner(twin_model)
+    twin.load(tmp_path)
+    assert twin.version == 1
+    assert trainer.learn(items)["learn/loss"] == twin.learn(items)["learn/loss"]
+    for ours, theirs in zip(model.parameters(), twin_model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_bfloat16_weights_move_by_steps_too_small_for_bfloat16(model):
+    """0.01 % of a weight is below bfloat16's resolution; masters in float32 add it up."""
+    module = torch.nn.Linear(1, 1, bias=False).bfloat16()
+    with torch.no_grad():
+        module.weight.fill_(1.0)
+    optimiser = Optimiser(module, OptimiserConfig(learning_rate=1e-4))
+    for _ in range(50):
+        module.weight.grad = torch.ones_like(module.weight)
+        optimiser.step()
+    assert module.weight.item() == pytest.approx(0.995, abs=0.003)
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 30))
+def test_the_linear_schedule_never_rises_after_warm_up(step):
+    config = OptimiserConfig(1.0, warmup_steps=5, schedule="linear", total_steps=20)
+    assert config.rate(step + 5) >= config.rate(step + 6) >= 0.05
