@@ -4,7 +4,7 @@ An engine knows no messages, no chat templates and no text. Those live in the ga
 engines.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -39,6 +39,8 @@ class GenerateRequest:
     """Same seed, same prompt, same weights: same tokens, up to rounding. None: unpredictable."""
     top_logprobs: int = 0
     """How many of the most likely tokens to report beside each sampled one."""
+    stream: bool = True
+    """False: one delta at the end, which spares the event loop a wake-up per token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class Engine(Protocol):
         """Version of the weights that the next token will be sampled from."""
         ...
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[Delta]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         """Sample one completion, token by token.
 
         Closing the iterator (`aclose`, cancellation, `break` in `async for` over a closing

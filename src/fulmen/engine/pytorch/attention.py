@@ -1,0 +1,168 @@
+"""Attention of many sequences at once over one key/value cache.
+
+The arithmetic of the transformer stays the model's own: only the attention function is replaced,
+through Hugging Face's attention interface. Inside `with serving(view):` (of the same thread) it
+writes the new keys and values into the cache and attends over it; everywhere else, the learner's
+threads included, it is plain scaled-dot-product attention.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from fulmen.schema.errors import ModelError
+
+NAME = "fulmen"
+"""The attention implementation that `prepare` gives a model."""
+
+_REFUSED = ("s_aux", "position_bias")
+"""Arguments of attention functions that change the result and that the cache does not know."""
+
+
+@dataclass(slots=True)
+class CacheView:
+    """The part of the cache that one forward pass works on. P sequences, C new tokens each."""
+
+    layers: Tensor
+    """(2·L, S, H, T, D): keys of layer l at 2·l, values at 2·l + 1."""
+    first: int
+    """The sequences are at slots first … first + P − 1."""
+    positions: Tensor
+    """(P, C) int64, where the new tokens stand in their sequences."""
+    length: int
+    """Keys 0 … length − 1 can be seen by some query."""
+    _masks: dict[int | None, Tensor] = field(default_factory=dict)
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Store (P, H, C, D) keys and values; return all of them, (P, H, length, D)."""
+        count = key.shape[0]
+        slots = torch.arange(self.first, self.first + count, device=key.device)[:, None]
+        for place, new in ((2 * layer, key), (2 * layer + 1, value)):
+            self.layers[place][slots, :, self.positions] = new.transpose(1, 2)
+        rows = slice(self.first, self.first + count)
+        return (
+            self.layers[2 * layer, rows, :, : self.length],
+            self.layers[2 * layer + 1, rows, :, : self.length],
+        )
+
+    def mask(self, window: int | None) -> Tensor:
+        """(P, 1, C, length) bool: which keys a query may see, causally and within the window."""
+        if window not in self._masks:
+            keys = torch.arange(self.length, device=self.positions.device)
+            query = self.positions[:, None, :, None]
+            seen = keys <= query
+            if window is not None:
+                seen &= keys > query - window
+            self._masks[window] = seen
+        return self._masks[window]
+
+    def bias(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """The mask as something to add to scores: 0 or −inf, (P, 1, C, length)."""
+        # Masks are keyed by window; a bias lives beside its mask under the complementary key.
+        key = -1 if window is None else -2 - window
+        if key not in self._masks:
+            hidden = ~self.mask(window)
+            self._masks[key] = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+            self._masks[key].masked_fill_(hidden, float("-inf"))
+        return self._masks[key]
+
+
+_thread = threading.local()
+
+
+@contextmanager
+def serving(view: CacheView) -> Iterator[None]:
+    """Forward passes of this thread work on the cache while the context is open."""
+    _thread.view = view
+    try:
+        yield
+    finally:
+        _thread.view = None
+
+
+def prepare(model: PreTrainedModel) -> None:
+    """Let a Hugging Face model be served.
+
+    Raises:
+        ModelError: its family does not use Hugging Face's attention interface, or attends in a way
+            that the cache does not know.
+    """
+    AttentionInterface.register(NAME, _attend)
+    AttentionMaskInterface.register(NAME, _mask)
+    config = model.config
+    # Looked up by the name of what would be needed: recurrent and linear-attention layers keep a
+    # state that is no key/value cache, and per-layer sinks enter the softmax.
+    unusual = [
+        kind
+        for kind in getattr(config.get_text_config(), "layer_types", None) or []
+        if kind not in ("full_attention", "sliding_attention")
+    ]
+    model.set_attn_implementation(NAME)
+    if unusual or config._attn_implementation != NAME:
+        family = getattr(config, "model_type", type(model).__name__)
+        what = f"{unusual[0]} layers" if unusual else "an attention of its own"
+        raise ModelError(
+            f"models of the family {family!r} have {what}, which the local engine cannot serve",
+            hint="choose a family such as qwen3, qwen2, llama or mistral",
+        )
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **keywords: object,
+) -> tuple[Tensor, None]:
+    """(P, Hq, C, D) queries to (P, C, Hq, D) outputs."""
+    view: CacheView | None = getattr(_thread, "view", None)
+    if view is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **keywords)  # type: ignore[arg-type]
+    for name in _REFUSED:
+        if keywords.get(name) is not None:
+            raise ModelError(f"the model's attention wants {name!r}, which cannot be served")
+    keys, values = view.write(module.layer_idx, key, value)  # type: ignore[arg-type]
+    window, cap = keywords.get("sliding_window"), keywords.get("softcap")
+    scale = keywords.get("scaling") or query.shape[-1] ** -0.5
+    assert window is None or isinstance(window, int)
+    assert isinstance(scale, float)
+    if query.shape[2] == 1 or isinstance(cap, float):
+        mixed = _by_matmul(query, keys, values, view.bias(window, query.dtype), scale, cap)
+    else:
+        mixed = functional.scaled_dot_product_attention(
+            query, keys, values, attn_mask=view.mask(window), scale=scale, enable_gqa=True
+        )
+    return mixed.transpose(1, 2).contiguous(), None
+
+
+def _by_matmul(
+    query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float, cap: object
+) -> Tensor:
+    """Attention as two batched products: on a CPU several times faster than masked SDPA for one
+    query a sequence. (P, Hq, C, D) in and out; queries that share a key head are one product."""
+    count, heads, columns, width = query.shape
+    shared = keys.shape[1]
+    grouped = query.reshape(count, shared, (heads // shared) * columns, width)
+    scores = torch.matmul(grouped * scale, keys.transpose(2, 3))
+    if isinstance(cap, float):
+        scores = torch.tanh(scores / cap) * cap
+    scores = scores.view(count, shared, heads // shared, columns, -1) + bias[:, :, None]
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    mixed = torch.matmul(weights.view(count, shared, -1, weights.shape[-1]), values)
+    return mixed.view(count, heads, columns, width)
+
+
+def _mask(*args: object, **keywords: object) -> Tensor | None:
+    """No mask where the cache makes its own; elsewhere, SDPA's."""
+    if getattr(_thread, "view", None) is not None:
+        return None
+    return sdpa_mask(*args, **keywords)  # type: ignore[arg-type]

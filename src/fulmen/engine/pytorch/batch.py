@@ -1,0 +1,224 @@
+"""The sequences being decoded together, and the tensors that compute their next tokens.
+
+Sequence i of the batch owns slot i of the cache. When one leaves, the last takes its slot, so that
+the active part of the cache is always one contiguous view.
+"""
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from fulmen.engine.pytorch.attention import CacheView, serving
+from fulmen.engine.pytorch.prefix import BLOCK, BlockKey, PrefixCache
+from fulmen.engine.pytorch.sampling import choose, uniforms
+from fulmen.engine.pytorch.sequence import Sequence
+
+_LENGTH_UNIT = 64
+"""Slots grow by so many tokens, so that growing is rare."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The next token of each of some sequences, in their order."""
+
+    ids: list[int]
+    logprobs: list[float]
+    top: list[tuple[tuple[int, float], ...]] | None
+
+
+class Batch:
+    """Slots, their keys and values, and the forward passes over them."""
+
+    def __init__(self, model: PreTrainedModel, *, max_batch: int, prefix_bytes: int) -> None:
+        self.sequences: list[Sequence] = []
+        self.max_batch = max_batch
+        self.prefilled_tokens = 0
+        """Prompt tokens computed."""
+        self.reused_tokens = 0
+        """Prompt tokens whose keys and values were copied instead."""
+        self._model = model
+        config = model.config.get_text_config()
+        self._planes = 2 * config.num_hidden_layers
+        self._heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = getattr(config, "head_dim", None)
+        self._width = width or config.hidden_size // config.num_attention_heads
+        parameter = next(model.parameters())
+        self._device = parameter.device
+        self._cache = torch.empty(
+            (self._planes, 0, self._heads, 0, self._width),
+            dtype=parameter.dtype,
+            device=self._device,
+        )
+        self._prefixes = PrefixCache(
+            heads=self._heads,
+            width=self._width,
+            planes=self._planes,
+            max_bytes=prefix_bytes,
+            like=self._cache,
+        )
+
+    def missing_block(self, sequence: Sequence) -> BlockKey | None:
+        """The first block of its tokens that is not in the prefix cache, if a full one is not."""
+        return self._prefixes.match(sequence.ids)[1]
+
+    def uncached(self, sequence: Sequence) -> int:
+        """How many tokens its prefill would compute."""
+        return len(sequence.ids) - BLOCK * len(self._prefixes.match(sequence.ids)[0])
+
+    def prefill(self, wave: Items[Sequence], max_tokens: int) -> Sampled:
+        """Give each sequence a slot, compute its tokens so far, and sample its next one.
+
+        Wide waves are computed in pieces of at most about `max_tokens` positions.
+        """
+        first = len(self.sequences)
+        self.sequences += wave
+        self._reserve(len(self.sequences), max(len(s.ids) for s in wave) + 1)
+        for slot, sequence in enumerate(wave, start=first):
+            places, _ = self._prefixes.match(sequence.ids)
+            self._prefixes.load(places, self._cache[:, slot])
+            sequence.cached = len(places) * BLOCK
+            self.reused_tokens += sequence.cached
+        widest = max(len(s.ids) - s.cached for s in wave)
+        piece = max(1, max_tokens // len(wave))
+        hidden = [self._forward(wave, first, at, piece) for at in range(0, widest, piece)]
+        last = torch.tensor([len(s.ids) - s.cached - 1 for s in wave], device=self._device)
+        rows = torch.arange(len(wave), device=self._device)
+        logits = self._project(torch.cat(hidden, dim=1)[rows, last])
+        for slot, sequence in enumerate(wave, start=first):
+            self.prefilled_tokens += len(sequence.ids) - sequence.cached
+            sequence.cached = len(sequence.ids)
+            self._prefixes.store(sequence.ids, self._cache[:, slot])
+        return self._sample(wave, logits)
+
+    def decode(self) -> Sampled:
+        """Compute the last sampled token of every sequence and sample the next one."""
+        count = len(self.sequences)
+        tokens = torch.tensor([s.ids[-1] for s in self.sequences], device=self._device)
+        positions = torch.tensor([s.cached for s in self.sequences], device=self._device)
+        longest = max(s.cached for s in self.sequences) + 1
+        self._reserve(count, longest)
+        view = CacheView(self._cache, 0, positions[:, None], longest)
+        logits = self._project(self._run(tokens[:, None], view)[:, 0])
+        for sequence in self.sequences:
+            sequence.cached += 1
+        return self._sample(self.sequences, logits)
+
+    def remove(self, sequence: Sequence, *, keep: bool = True) -> None:
+        """Free a sequence's slot; `keep` leaves its full blocks in the prefix cache."""
+        slot, last = self.sequences.index(sequence), len(self.sequences) - 1
+        if keep:
+            self._prefixes.store(sequence.ids[: sequence.cached], self._cache[:, slot])
+        if slot != last:
+            moved = self.sequences[last]
+            self.sequences[slot] = moved
+            length = moved.cached
+            self._cache[:, slot, :, :length] = self._cache[:, last, :, :length]
+        self.sequences.pop()
+
+    def forget(self) -> list[Sequence]:
+        """Empty all slots and prefixes because the weights changed; returns who had a slot."""
+        evicted, self.sequences = self.sequences, []
+        for sequence in evicted:
+            sequence.cached = 0
+        self._prefixes.clear()
+        return evicted
+
+    def _forward(self, wave: Items[Sequence], first: int, at: int, piece: int) -> Tensor:
+        """Hidden states (P, C, E) of columns at … at + C − 1 of each sequence's uncached tokens.
+
+        Shorter sequences are padded at the end; what that writes lies beyond their length and is
+        overwritten before it can be seen.
+        """
+        columns = max(min(piece, len(s.ids) - s.cached - at) for s in wave)
+        ids = np.zeros((len(wave), columns), dtype=np.int64)
+        for row, sequence in enumerate(wave):
+            start = sequence.cached + at
+            found = sequence.ids[start : start + columns]
+            ids[row, : len(found)] = found
+        starts = np.array([s.cached for s in wave]) + at
+        positions = starts[:, None] + np.arange(columns)
+        # A short sequence's padding may reach past the slot: it writes to the last position.
+        self._reserve(first + len(wave), int(starts.max()) + columns + 1)
+        view = CacheView(
+            self._cache,
+            first,
+            torch.as_tensor(positions, device=self._device),
+            int(positions.max()) + 1,
+        )
+        return self._run(torch.as_tensor(ids, device=self._device), view)
+
+    def _run(self, ids: Tensor, view: CacheView) -> Tensor:
+        with serving(view):
+            return self._model.get_decoder()(
+                input_ids=ids, position_ids=view.positions, use_cache=False
+            ).last_hidden_state
+
+    def _project(self, hidden: Tensor) -> Tensor:
+        return project(self._model, hidden)
+
+    def _sample(self, sequences: Items[Sequence], logits: Tensor) -> Sampled:
+        requests = [s.request for s in sequences]
+        positions = np.array([len(s.ids) for s in sequences])
+        drawn = uniforms(np.array([s.seed for s in sequences], dtype=np.uint64), positions)
+        choice = choose(
+            logits,
+            torch.tensor([r.temperature for r in requests], device=self._device),
+            torch.tensor([r.top_p for r in requests], device=self._device),
+            torch.as_tensor(drawn, device=self._device),
+        )
+        most = max(r.top_logprobs for r in requests)
+        return Sampled(
+            choice.ids.tolist(),
+            choice.logprobs.tolist(),
+            _top(choice.table, most) if most else None,
+        )
+
+    def _reserve(self, slots: int, length: int) -> None:
+        """Make room for so many slots of so many tokens."""
+        _, have_slots, _, have_length, _ = self._cache.shape
+        if slots <= have_slots and length <= have_length:
+            return
+        if slots > have_slots:
+            slots = min(max(self.max_batch, slots), max(8, 2 * have_slots, slots))
+        length = -(-length // _LENGTH_UNIT) * _LENGTH_UNIT
+        shape = (
+            self._planes,
+            max(slots, have_slots),
+            self._heads,
+            max(length, have_length),
+            self._width,
+        )
+        # Zeros, not garbage: a masked key of NaN would still poison the product with its weight 0.
+        grown = self._cache.new_zeros(shape)
+        grown[:, :have_slots, :, :have_length] = self._cache
+        self._cache = grown
+
+
+def project(model: PreTrainedModel, hidden: Tensor) -> Tensor:
+    """(…, E) hidden states to (…, V) logits, as the model's own forward does.
+
+    Families that scale or cap their logits name the number in their configuration.
+    """
+    config = model.config.get_text_config()
+    head = model.get_output_embeddings()
+    assert head is not None, "a causal language model has output embeddings"
+    logits = head(hidden)
+    if scaling := getattr(config, "logits_scaling", None):  # Granite
+        logits = logits / scaling
+    if scale := getattr(config, "logit_scale", None):  # Cohere
+        logits = logits * scale
+    if cap := getattr(config, "final_logit_softcapping", None):  # Gemma
+        logits = torch.tanh(logits / cap) * cap
+    return logits
+
+
+def _top(table: Tensor, count: int) -> list[tuple[tuple[int, float], ...]]:
+    values, ids = table.topk(min(count, table.shape[-1]), dim=-1)
+    return [
+        tuple(zip(row_ids, row_values, strict=True))
+        for row_ids, row_values in zip(ids.tolist(), values.tolist(), strict=True)
+    ]

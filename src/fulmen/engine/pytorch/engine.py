@@ -1,0 +1,256 @@
+"""An engine in this process: continuous batching over weights that the learner shares.
+
+One thread works in steps. A step admits waiting requests (a wave is prefilled together), then
+decodes one token for every sequence. Requests join and leave at any step.
+
+What is repeatable: a request's random numbers depend on its seed alone, so with the same weights it
+samples the same tokens alone or in company, up to the rounding of sums, which may differ with the
+size of the batch. Bit for bit the same is promised only for the same batches, as one agent at a
+time makes them.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from fulmen.engine.base import Delta, EngineInfo, FinishReason, GenerateRequest
+from fulmen.engine.pytorch.attention import prepare
+from fulmen.engine.pytorch.batch import Batch, Sampled
+from fulmen.engine.pytorch.prefix import BlockKey
+from fulmen.engine.pytorch.sequence import Deliveries, Sequence
+from fulmen.schema.errors import ContextOverflow, EngineError
+
+_PREFILL_TOKENS = 4096
+"""Positions in one forward pass of prefill: larger ones lose the processor's cache."""
+_PREFIX_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What the engine has done so far."""
+
+    prefilled_tokens: int
+    """Prompt tokens computed."""
+    reused_tokens: int
+    """Prompt tokens whose keys and values were known already."""
+    sampled_tokens: int
+    running: int
+    waiting: int
+
+
+class LocalEngine:
+    """Serves a Hugging Face model; safe to use from several event loops and threads."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        name: str,
+        max_context: int,
+        max_batch: int = 256,
+        version: int = 0,
+        prefix_bytes: int = _PREFIX_BYTES,
+    ) -> None:
+        """Raises ModelError if the model's family cannot be served."""
+        prepare(model)
+        self._info = EngineInfo(name, max_context, model.config.get_text_config().vocab_size)
+        self._version = version
+        self._batch = Batch(model, max_batch=max_batch, prefix_bytes=prefix_bytes)
+        self._waiting: deque[Sequence] = deque()
+        self._sampled_tokens = 0
+        self._changed = threading.Condition()
+        self._arrived: deque[Sequence] = deque()
+        self._updates = 0
+        """Updates that wait or are under way; the thread keeps still meanwhile."""
+        self._stepping = False
+        self._closed = False
+        self._failure: str = ""
+        self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def stats(self) -> Stats:
+        """Counters since the start."""
+        return Stats(
+            self._batch.prefilled_tokens,
+            self._batch.reused_tokens,
+            self._sampled_tokens,
+            len(self._batch.sequences),
+            len(self._waiting) + len(self._arrived),
+        )
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
+        """Sample one completion; see `Engine.generate`."""
+        self._check(request)
+        sequence = Sequence(request, asyncio.get_running_loop())
+        with self._changed:
+            if self._closed:
+                raise EngineError(self._failure or "the engine is closed")
+            self._arrived.append(sequence)
+            self._changed.notify_all()
+        try:
+            while True:
+                event = await sequence.queue.get()
+                if isinstance(event, EngineError):
+                    raise event
+                yield event
+                if event.finish_reason is not None:
+                    return
+        finally:
+            sequence.aborted = True
+
+    @contextmanager
+    def updating(self, version: int) -> Iterator[None]:
+        """Hold the engine between two steps while the weights change; then publish `version`.
+
+        Requests under way go on after it: their keys and values are computed anew under the new
+        weights, and their tokens say which version sampled them.
+        """
+        with self._changed:
+            self._updates += 1
+            self._changed.wait_for(lambda: not self._stepping)
+        try:
+            yield
+            with self._changed:
+                self._changed.wait_for(lambda: not self._stepping)
+                self._version = version
+                self._waiting.extendleft(reversed(self._batch.forget()))
+        finally:
+            with self._changed:
+                self._updates -= 1
+                self._changed.notify_all()
+
+    async def close(self) -> None:
+        """End what runs with an EngineError, and the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        await asyncio.to_thread(self._thread.join)
+
+    def _check(self, request: GenerateRequest) -> None:
+        length = len(request.prompt_ids)
+        if length == 0 or request.max_tokens < 1:
+            raise ContextOverflow("the prompt is empty, or no token is to be sampled")
+        if length + request.max_tokens > self._info.max_context:
+            raise ContextOverflow(
+                f"{length} prompt tokens and {request.max_tokens} to sample do not fit the "
+                f"context of {self._info.max_context}"
+            )
+
+    def _work(self) -> None:
+        try:
+            with torch.no_grad():
+                while self._next_turn():
+                    self._step()
+        except Exception as error:
+            self._failure = f"the engine failed ({type(error).__name__}: {error})"
+        finally:
+            self._end_all()
+
+    def _next_turn(self) -> bool:
+        """Wait until there is work and nobody changes the weights; False when closed."""
+        with self._changed:
+            self._stepping = False
+            self._changed.notify_all()
+            self._changed.wait_for(
+                lambda: (
+                    self._closed
+                    or (
+                        not self._updates
+                        and bool(self._arrived or self._waiting or self._batch.sequences)
+                    )
+                )
+            )
+            self._waiting.extend(self._arrived)
+            self._arrived.clear()
+            self._stepping = not self._closed
+            return self._stepping
+
+    def _step(self) -> None:
+        deliveries = Deliveries()
+        self._drop_aborted(deliveries)
+        if wave := self._admit():
+            self._take(wave, self._batch.prefill(wave, _PREFILL_TOKENS), deliveries)
+        elif self._batch.sequences:
+            self._take(list(self._batch.sequences), self._batch.decode(), deliveries)
+        deliveries.send()
+
+    def _admit(self) -> list[Sequence]:
+        """Waiting requests to prefill now, oldest first, within the bounds of batch and pass.
+
+        One that would compute the same next block as another of this wave waits for the next wave,
+        where it finds that block: a group's prompt is computed once.
+        """
+        room = self._batch.max_batch - len(self._batch.sequences)
+        wave: list[Sequence] = []
+        put_back: list[Sequence] = []
+        blocks: set[BlockKey] = set()
+        widest = 0
+        while self._waiting and len(wave) < room:
+            sequence = self._waiting.popleft()
+            missing = self._batch.missing_block(sequence)
+            if missing is not None and missing in blocks:
+                put_back.append(sequence)
+                continue
+            width = max(widest, self._batch.uncached(sequence))
+            if wave and width * (len(wave) + 1) > _PREFILL_TOKENS:
+                put_back.append(sequence)
+                break
+            wave.append(sequence)
+            widest = width
+            if missing is not None:
+                blocks.add(missing)
+        self._waiting.extendleft(reversed(put_back))
+        return wave
+
+    def _take(self, sequences: list[Sequence], sampled: Sampled, deliveries: Deliveries) -> None:
+        """Append the sampled tokens and let finished sequences go."""
+        self._sampled_tokens += len(sequences)
+        version = self._version
+        finished: list[Sequence] = []
+        for place, sequence in enumerate(sequences):
+            wanted = sequence.request.top_logprobs
+            top = sampled.top[place][:wanted] if sampled.top and wanted else None
+            finish: FinishReason | None = sequence.append(
+                sampled.ids[place], sampled.logprobs[place], version, top
+            )
+            if finish is not None:
+                finished.append(sequence)
+            deliveries.add(sequence, sequence.take(finish))
+        for sequence in finished:
+            self._batch.remove(sequence)
+
+    def _drop_aborted(self, deliveries: Deliveries) -> None:
+        for sequence in [s for s in self._batch.sequences if s.aborted]:
+            self._batch.remove(sequence)
+            deliveries.add(sequence, sequence.take("abort"))
+        if any(s.aborted for s in self._waiting):
+            self._waiting = deque(s for s in self._waiting if not s.aborted)
+
+    def _end_all(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._stepping = False
+            error = EngineError(self._failure or "the engine was closed")
+            deliveries = Deliveries()
+            for sequence in (*self._batch.sequences, *self._waiting, *self._arrived):
+                deliveries.add(sequence, [error])
+            self._batch.sequences.clear()
+            self._waiting.clear()
+            self._arrived.clear()
+            self._changed.notify_all()
+        deliveries.send()

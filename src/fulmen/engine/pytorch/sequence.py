@@ -1,0 +1,108 @@
+"""One request inside the engine: its tokens so far and how it is delivered."""
+
+import asyncio
+import contextlib
+import itertools
+import random
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+
+from fulmen.engine.base import Delta, FinishReason, GenerateRequest
+from fulmen.schema.errors import EngineError
+
+Event = Delta | EngineError
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """A request being worked on. Owned by the engine's thread; only `queue` belongs to the loop."""
+
+    request: GenerateRequest
+    loop: asyncio.AbstractEventLoop
+    queue: "asyncio.Queue[Event]" = field(default_factory=asyncio.Queue)
+    ids: list[int] = field(init=False)
+    """Prompt and what was sampled."""
+    seed: int = field(init=False)
+    cached: int = 0
+    """How many leading tokens of `ids` have their keys and values in the slot."""
+    aborted: bool = False
+    _fresh: list[tuple[int, float, int]] = field(default_factory=list)
+    """(id, log-probability, version) sampled but not delivered."""
+    _top: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.ids = list(self.request.prompt_ids)
+        seed = self.request.seed
+        self.seed = (random.getrandbits(63) if seed is None else seed) & (2**64 - 1)
+
+    @property
+    def sampled(self) -> int:
+        """Tokens sampled so far."""
+        return len(self.ids) - len(self.request.prompt_ids)
+
+    def append(
+        self, token: int, logprob: float, version: int, top: tuple[tuple[int, float], ...] | None
+    ) -> FinishReason | None:
+        """Add a sampled token; says whether and why it was the last."""
+        self.ids.append(token)
+        self._fresh.append((token, logprob, version))
+        if top is not None:
+            self._top.append(top)
+        if token in self.request.stop_ids:
+            return "stop"
+        return "length" if self.sampled >= self.request.max_tokens else None
+
+    def take(self, finish: FinishReason | None) -> list[Delta]:
+        """What is due for delivery now: all fresh tokens, one delta per policy version."""
+        if finish is None and not (self.request.stream and self._fresh):
+            return []
+        deltas = [self._delta(run) for run in self._runs()]
+        self._fresh.clear()
+        self._top.clear()
+        if finish is not None:
+            last = deltas.pop() if deltas else Delta((), (), -1)
+            deltas.append(Delta(last.token_ids, last.logprobs, last.version, finish, last.top))
+        return deltas
+
+    def _runs(self) -> list[range]:
+        """Fresh tokens cut where the version changes."""
+        bounds = [0]
+        for place in range(1, len(self._fresh)):
+            if self._fresh[place][2] != self._fresh[place - 1][2]:
+                bounds.append(place)
+        bounds.append(len(self._fresh))
+        return [range(a, b) for a, b in itertools.pairwise(bounds) if a < b]
+
+    def _delta(self, run: range) -> Delta:
+        fresh = [self._fresh[place] for place in run]
+        return Delta(
+            token_ids=tuple(token for token, _, _ in fresh),
+            logprobs=tuple(logprob for _, logprob, _ in fresh),
+            version=fresh[0][2],
+            top=tuple(self._top[place] for place in run) if self._top else (),
+        )
+
+
+class Deliveries:
+    """Collects what an engine step produced and hands it to each event loop in one wake-up."""
+
+    def __init__(self) -> None:
+        self._by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Sequence, Event]]] = {}
+
+    def add(self, sequence: Sequence, events: Items[Event]) -> None:
+        """Remember events for the sequence's reader."""
+        if events:
+            due = self._by_loop.setdefault(sequence.loop, [])
+            due.extend((sequence, event) for event in events)
+
+    def send(self) -> None:
+        """Wake every loop once. Readers whose loop is closed are gone: nothing to tell them."""
+        for loop, due in self._by_loop.items():
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(_put, due)
+        self._by_loop.clear()
+
+
+def _put(due: list[tuple[Sequence, Event]]) -> None:
+    for sequence, event in due:
+        sequence.queue.put_nowait(event)
