@@ -291,7 +291,8 @@ async def test_closing_ends_running_requests_with_an_error():
 async def test_a_broken_forward_is_reported_and_not_waited_for():
     model = build()
     async with serving(model) as engine:
-        model.lm_head = torch.nn.Linear(7, 7)
+        with engine.updating(1):
+            model.lm_head = torch.nn.Linear(7, 7)
         with pytest.raises(EngineError, match="the engine failed"):
             await complete(engine, request(PROMPTS[0]))
 

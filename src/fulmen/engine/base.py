@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from fulmen.schema.errors import ContextOverflow
+
 FinishReason = Literal["stop", "length", "abort"]
 
 
@@ -75,7 +77,7 @@ class Engine(Protocol):
         context) aborts the request at the next token.
 
         Raises:
-            ContextOverflow: prompt + max_tokens > max_context, or the prompt is empty.
+            ContextOverflow: as `check_request` says.
             EngineError: the engine failed or was closed.
         """
         ...
@@ -83,3 +85,19 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Abort what is running and release everything."""
         ...
+
+
+def check_request(request: GenerateRequest, info: EngineInfo) -> None:
+    """What every engine refuses before it begins.
+
+    Raises:
+        ContextOverflow: the prompt is empty, no token is wanted, or both together do not fit.
+    """
+    length = len(request.prompt_ids)
+    if length == 0 or request.max_tokens < 1:
+        raise ContextOverflow("the prompt is empty, or no token is to be sampled")
+    if length + request.max_tokens > info.max_context:
+        raise ContextOverflow(
+            f"{length} prompt tokens and {request.max_tokens} to sample do not fit the "
+            f"context of {info.max_context}"
+        )

@@ -114,10 +114,11 @@ class Store(Protocol):
         ...
 
     async def discard_after(self, step: int) -> int:
-        """Delete rollouts of steps > `step` that no committed step consumed (used by resume).
+        """Forget steps > `step` and their rollouts, committed ones included (used by resume).
 
-        What a crash left half-way is asked again, with the same ids and seeds, so that a resumed
-        run follows the undisturbed one. Returns how many rollouts were deleted.
+        The weights go back to the checkpoint of `step`, so what came after is asked again, with
+        the same ids and seeds: a resumed run follows the undisturbed one. Returns how many
+        rollouts were deleted.
         """
         ...
 

@@ -4,6 +4,7 @@ Sequence i of the batch owns slot i of the cache. When one leaves, the last take
 the active part of the cache is always one contiguous view.
 """
 
+import math
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
@@ -13,12 +14,17 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from fulmen.engine.pytorch.attention import CacheView, serving
+from fulmen.engine.pytorch.dense import DenseForward, supports
 from fulmen.engine.pytorch.prefix import BLOCK, BlockKey, PrefixCache
 from fulmen.engine.pytorch.sampling import choose, uniforms
 from fulmen.engine.pytorch.sequence import Sequence
+from fulmen.schema.errors import EngineError
 
 _LENGTH_UNIT = 64
 """Slots grow by so many tokens, so that growing is rare."""
+_SUM_UNIT = 16
+"""Attention sums over a multiple of so many keys, a divisor of the above. With ragged ends the
+vectorised sums of one sequence would round differently next to a longer neighbour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,7 @@ class Batch:
         self.reused_tokens = 0
         """Prompt tokens whose keys and values were copied instead."""
         self._model = model
+        self._dense = DenseForward(model) if supports(model) else None
         config = model.config.get_text_config()
         self._planes = 2 * config.num_hidden_layers
         self._heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -101,7 +108,7 @@ class Batch:
         positions = torch.tensor([s.cached for s in self.sequences], device=self._device)
         longest = max(s.cached for s in self.sequences) + 1
         self._reserve(count, longest)
-        view = CacheView(self._cache, 0, positions[:, None], longest)
+        view = CacheView(self._cache, 0, positions[:, None], _rounded(longest))
         logits = self._project(self._run(tokens[:, None], view)[:, 0])
         for sequence in self.sequences:
             sequence.cached += 1
@@ -125,6 +132,8 @@ class Batch:
         for sequence in evicted:
             sequence.cached = 0
         self._prefixes.clear()
+        if self._dense is not None:
+            self._dense.refresh()
         return evicted
 
     def _forward(self, wave: Items[Sequence], first: int, at: int, piece: int) -> Tensor:
@@ -147,17 +156,21 @@ class Batch:
             self._cache,
             first,
             torch.as_tensor(positions, device=self._device),
-            int(positions.max()) + 1,
+            _rounded(int(positions.max()) + 1),
         )
         return self._run(torch.as_tensor(ids, device=self._device), view)
 
     def _run(self, ids: Tensor, view: CacheView) -> Tensor:
+        if self._dense is not None:
+            return self._dense.hidden(ids, view)
         with serving(view):
             return self._model.get_decoder()(
                 input_ids=ids, position_ids=view.positions, use_cache=False
             ).last_hidden_state
 
     def _project(self, hidden: Tensor) -> Tensor:
+        if self._dense is not None:
+            return self._dense.project(hidden)
         return project(self._model, hidden)
 
     def _sample(self, sequences: Items[Sequence], logits: Tensor) -> Sampled:
@@ -171,9 +184,15 @@ class Batch:
             torch.as_tensor(drawn, device=self._device),
         )
         most = max(r.top_logprobs for r in requests)
+        logprobs = choice.logprobs.tolist()
+        if not math.isfinite(sum(logprobs)):
+            raise EngineError(
+                "the model's logits are not finite",
+                hint="the weights hold NaN or infinity: lower the learning rate",
+            )
         return Sampled(
             choice.ids.tolist(),
-            choice.logprobs.tolist(),
+            logprobs,
             _top(choice.table, most) if most else None,
         )
 
@@ -196,6 +215,10 @@ class Batch:
         grown = self._cache.new_zeros(shape)
         grown[:, :have_slots, :, :have_length] = self._cache
         self._cache = grown
+
+
+def _rounded(length: int) -> int:
+    return -(-length // _SUM_UNIT) * _SUM_UNIT
 
 
 def project(model: PreTrainedModel, hidden: Tensor) -> Tensor:

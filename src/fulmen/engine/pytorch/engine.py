@@ -19,12 +19,12 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from fulmen.engine.base import Delta, EngineInfo, FinishReason, GenerateRequest
+from fulmen.engine.base import Delta, EngineInfo, FinishReason, GenerateRequest, check_request
 from fulmen.engine.pytorch.attention import prepare
 from fulmen.engine.pytorch.batch import Batch, Sampled
 from fulmen.engine.pytorch.prefix import BlockKey
 from fulmen.engine.pytorch.sequence import Deliveries, Sequence
-from fulmen.schema.errors import ContextOverflow, EngineError
+from fulmen.schema.errors import EngineError
 
 _PREFILL_TOKENS = 4096
 """Positions in one forward pass of prefill: larger ones lose the processor's cache."""
@@ -95,7 +95,7 @@ class LocalEngine:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         """Sample one completion; see `Engine.generate`."""
-        self._check(request)
+        check_request(request, self._info)
         sequence = Sequence(request, asyncio.get_running_loop())
         with self._changed:
             if self._closed:
@@ -118,7 +118,8 @@ class LocalEngine:
         """Hold the engine between two steps while the weights change; then publish `version`.
 
         Requests under way go on after it: their keys and values are computed anew under the new
-        weights, and their tokens say which version sampled them.
+        weights, and their tokens say which version sampled them. If the context is left by an
+        exception, the weights may be of no version at all: the engine then ends with an error.
         """
         with self._changed:
             self._updates += 1
@@ -126,9 +127,13 @@ class LocalEngine:
         try:
             yield
             with self._changed:
-                self._changed.wait_for(lambda: not self._stepping)
                 self._version = version
                 self._waiting.extendleft(reversed(self._batch.forget()))
+        except BaseException:
+            with self._changed:
+                self._failure = "an update of the weights failed half-way"
+                self._closed = True
+            raise
         finally:
             with self._changed:
                 self._updates -= 1
@@ -140,16 +145,6 @@ class LocalEngine:
             self._closed = True
             self._changed.notify_all()
         await asyncio.to_thread(self._thread.join)
-
-    def _check(self, request: GenerateRequest) -> None:
-        length = len(request.prompt_ids)
-        if length == 0 or request.max_tokens < 1:
-            raise ContextOverflow("the prompt is empty, or no token is to be sampled")
-        if length + request.max_tokens > self._info.max_context:
-            raise ContextOverflow(
-                f"{length} prompt tokens and {request.max_tokens} to sample do not fit the "
-                f"context of {self._info.max_context}"
-            )
 
     def _work(self) -> None:
         try:

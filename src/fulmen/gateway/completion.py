@@ -1,0 +1,105 @@
+"""One completion on its way from the engine to the client: tokens, text, and when to stop."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fulmen.engine.base import Delta
+from fulmen.gateway.render import ChatRenderer
+from fulmen.schema.records import VersionSpan
+
+_REPLACEMENT = "\ufffd"
+
+
+@dataclass(slots=True)
+class Completion:
+    """Everything sampled for one choice so far."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    versions: list[VersionSpan] = field(default_factory=list)
+    finish_reason: str = "abort"
+    """Until the engine or a stop string says otherwise: an unfinished completion was cut off."""
+    stopped_at: str | None = None
+    """The stop string that ended it."""
+
+    def add(self, delta: Delta) -> None:
+        """Take what the engine sampled."""
+        if delta.token_ids and (not self.versions or self.versions[-1].version != delta.version):
+            self.versions.append(VersionSpan(start=len(self.ids), version=delta.version))
+        self.ids += delta.token_ids
+        self.logprobs += delta.logprobs
+        self.top += delta.top
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason
+
+
+class TextStream:
+    """Turns tokens into text as they come, holding back what is not certain yet.
+
+    Held back: half of a multi-byte character; white space at an end that may be the answer's end;
+    a piece that may be the beginning of a stop string; and everything from a structural token on
+    (a tool call), which only the whole completion can be read from. Reasoning between `<think>` and
+    `</think>` is a stream of its own.
+    """
+
+    def __init__(
+        self, renderer: ChatRenderer, stops: Sequence[str], *, reasoning: bool = False
+    ) -> None:
+        """`reasoning`: the prompt has opened the reasoning already."""
+        self._renderer = renderer
+        self._stops = tuple(stops)
+        self._reasoning = reasoning
+        self._closed = False
+        self._segment: list[int] = []
+        self._sent = 0
+        """Characters of the current segment already given out."""
+        self.stopped_at: str | None = None
+
+    def push(self, ids: Sequence[int]) -> list[tuple[str, str]]:
+        """Take new tokens; returns (field, text) pieces for `content` or `reasoning_content`."""
+        pieces: list[tuple[str, str]] = []
+        for token in ids:
+            if self._closed or self.stopped_at is not None:
+                break
+            marker = self._renderer.markers.get(token)
+            if marker is None:
+                self._segment.append(token)
+                continue
+            pieces += self._flush()
+            self._enter(marker)
+        pieces += self._flush()
+        return pieces
+
+    def _enter(self, marker: str) -> None:
+        self._segment, self._sent = [], 0
+        if marker == "<think>" and not self._reasoning:
+            self._reasoning = True
+        elif marker == "</think>" and self._reasoning:
+            self._reasoning = False
+        else:
+            self._closed = True
+
+    def _flush(self) -> list[tuple[str, str]]:
+        if not self._segment:
+            return []
+        text = self._renderer.decode(self._segment).lstrip()
+        certain = self._certain(text)
+        fresh = text[self._sent : certain]
+        self._sent = max(self._sent, certain)
+        name = "reasoning_content" if self._reasoning else "content"
+        return [(name, fresh)] if fresh else []
+
+    def _certain(self, text: str) -> int:
+        """How many leading characters can be given out."""
+        found = [(text.find(stop), stop) for stop in self._stops if stop in text]
+        if found and not self._reasoning:
+            place, self.stopped_at = min(found)
+            return len(text[:place].rstrip())
+        end = len(text.rstrip(_REPLACEMENT).rstrip())
+        for stop in self._stops:
+            for size in range(min(len(stop) - 1, len(text)), 0, -1):
+                if text.endswith(stop[:size]):
+                    end = min(end, len(text[: len(text) - size].rstrip()))
+                    break
+        return end

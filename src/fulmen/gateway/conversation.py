@@ -1,0 +1,140 @@
+"""What an attempt has been served: a tree of conversations, and how a request continues one.
+
+The rule of token exactness lives here: a request whose messages repeat a served prompt and its
+answer is continued from the tokens that were sampled, never from a new rendering of their text.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import orjson
+
+from fulmen.gateway.render import ChatRenderer, Message, Tools, text_of
+from fulmen.schema.records import JSON
+
+Drift = Literal["edited", "template"]
+"""Why a conversation could not be continued: the agent changed what had been said, or the model's
+format does not allow to continue it (some drop earlier reasoning at a new question)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One call as later requests may continue it."""
+
+    call_id: str
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A request's prompt."""
+
+    ids: tuple[int, ...]
+    parent: str | None = None
+    """The call that it extends, token for token."""
+    drift: Drift | None = None
+
+
+@dataclass(slots=True)
+class Conversation:
+    """The served calls of one attempt, found by what has been said."""
+
+    calls: int = 0
+    """Requests so far; numbers the next one."""
+    _served: dict[bytes, Served] = field(default_factory=dict)
+    """By digest of all messages, the answer included."""
+    _roots: set[bytes] = field(default_factory=set)
+    """Digests of the messages before the first answer, of everything served."""
+    _repeats: dict[bytes, int] = field(default_factory=dict)
+
+    def next_index(self) -> int:
+        """Number a request in order of arrival: 0, 1, …"""
+        self.calls += 1
+        return self.calls - 1
+
+    def repeat(self, prompt: tuple[int, ...]) -> int:
+        """How often this very prompt was asked before in this attempt."""
+        key = hashlib.blake2b(repr(prompt).encode(), digest_size=16).digest()
+        count = self._repeats.get(key, 0)
+        self._repeats[key] = count + 1
+        return count
+
+    def prompt(
+        self,
+        renderer: ChatRenderer,
+        messages: Sequence[Message],
+        tools: Tools,
+        options: Mapping[str, JSON],
+    ) -> Prompt:
+        """Render a request, continuing the longest served conversation that it repeats."""
+        chain = digests(messages, tools, options)
+        for known in range(len(messages), 0, -1):
+            served = self._served.get(chain[known])
+            if served is None:
+                continue
+            if known < len(messages) and not _speaks(messages[known:]):
+                before = (served.prompt_ids, served.completion_ids)
+                ids = renderer.extend(before, messages, known, tools, options)
+                if ids is not None:
+                    return Prompt(ids, parent=served.call_id)
+            drift: Drift = "edited" if _speaks(messages[known:]) else "template"
+            return Prompt(renderer.render(messages, tools, options), drift=drift)
+        first = next((n for n, m in enumerate(messages) if m.get("role") == "assistant"), None)
+        edited = first is not None and chain[first] in self._roots
+        ids = renderer.render(messages, tools, options)
+        return Prompt(ids, drift="edited" if edited else None)
+
+    def add(
+        self,
+        served: Served,
+        messages: Sequence[Message],
+        answer: Message,
+        tools: Tools,
+        options: Mapping[str, JSON],
+    ) -> None:
+        """Remember a served call under what has been said after it."""
+        chain = digests([*messages, answer], tools, options)
+        self._served[chain[-1]] = served
+        first = next(n for n, m in enumerate([*messages, answer]) if m.get("role") == "assistant")
+        self._roots.add(chain[first])
+
+
+def digests(messages: Sequence[Message], tools: Tools, options: Mapping[str, JSON]) -> list[bytes]:
+    """Digest of nothing, of the first message, of the first two, and so on."""
+    seed = orjson.dumps([list(tools or ()), dict(options)], option=orjson.OPT_SORT_KEYS)
+    chain = [hashlib.blake2b(seed, digest_size=16).digest()]
+    for message in messages:
+        said = orjson.dumps(canonical(message), option=orjson.OPT_SORT_KEYS)
+        chain.append(hashlib.blake2b(chain[-1] + said, digest_size=16).digest())
+    return chain
+
+
+def canonical(message: Message) -> list[JSON]:
+    """What a message says, however a client spells it: missing, null and empty are the same.
+
+    >>> canonical({"role": "assistant", "content": None}) == canonical(
+    ...     {"role": "assistant", "content": "", "tool_calls": []})
+    True
+    """
+    calls = [
+        [call.get("id"), function.get("name"), function.get("arguments")]
+        for call in message.get("tool_calls") or []
+        if isinstance(call, dict)
+        for function in [call.get("function") or {}]
+    ]
+    return [
+        message.get("role"),
+        text_of(message.get("content")),
+        message.get("tool_call_id"),
+        # An answer carries no name, but some clients add one when they send it back.
+        None if message.get("role") == "assistant" else message.get("name"),
+        calls,
+    ]
+
+
+def _speaks(messages: Sequence[Message]) -> bool:
+    """Whether an assistant turn is among messages: one that was not sampled here."""
+    return any(message.get("role") == "assistant" for message in messages)

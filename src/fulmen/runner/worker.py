@@ -1,0 +1,93 @@
+"""A worker process: one long-lived event loop that runs attempts for the pool.
+
+Started as `python -m fulmen.runner.worker FD`, with a connected socket as file FD. It stays small:
+nothing of the learner, the engine or the store is imported here.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+
+from fulmen.runner import attribution, capture
+from fulmen.runner.agents import check_one_argument, load_function
+from fulmen.runner.running import Runner, command_runner, environment, function_runner
+from fulmen.runner.wire import Ended, Ready, Setup, Start, Stop, receive_order, send
+from fulmen.schema.errors import AgentError
+from fulmen.schema.records import Outcome
+
+_PLACEHOLDER = "fulmen-set-per-request"
+"""What clients are made with when attempts share a process; replaced when they send."""
+
+
+async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Work until the pool is gone."""
+    setup = await receive_order(reader)
+    if not isinstance(setup, Setup):
+        return
+    try:
+        run = _prepare(setup)
+    except AgentError as error:
+        send(writer, Ready(error=str(error)))
+        await writer.drain()
+        return
+    send(writer, Ready())
+    tasks: dict[int, asyncio.Task[None]] = {}
+    while (order := await receive_order(reader)) is not None:
+        if isinstance(order, Start):
+            if setup.capacity == 1:
+                os.environ.update(environment(setup.gateway, order.key))
+            task = asyncio.create_task(_attempt(run, order, writer))
+            tasks[order.ticket] = task
+            task.add_done_callback(lambda _, ticket=order.ticket: tasks.pop(ticket, None))
+        elif isinstance(order, Stop) and order.ticket in tasks:
+            tasks[order.ticket].cancel()
+    for task in tasks.values():
+        task.cancel()
+    await asyncio.wait([*tasks.values(), asyncio.create_task(asyncio.sleep(0))], timeout=3)
+
+
+def _prepare(setup: Setup) -> Runner:
+    """Set the process up and import the agent."""
+    os.environ.update(environment(setup.gateway, _PLACEHOLDER))
+    if setup.agent.kind == "command":
+        return command_runner(setup.agent.target, setup.gateway)
+    attribution.install(setup.gateway)
+    capture.install()
+    function = load_function(setup.agent.target)
+    check_one_argument(function, setup.agent.target)
+    return function_runner(function, setup.capacity)
+
+
+async def _attempt(run: Runner, start: Start, writer: asyncio.StreamWriter) -> None:
+    try:
+        outcome = await run(start)
+    except asyncio.CancelledError:
+        outcome = Outcome(failure="cancelled", error="stopped")
+    except Exception as error:
+        # Not the agent's doing: it could not even be started.
+        outcome = Outcome(failure="infrastructure", error=f"{type(error).__name__}: {error}")
+    send(writer, Ended(ticket=start.ticket, outcome=outcome))
+
+
+async def _main(descriptor: int) -> None:
+    pool = socket.socket(fileno=descriptor)
+    reader, writer = await asyncio.open_connection(sock=pool, limit=2**26)
+    with contextlib.suppress(ConnectionError):
+        await serve(reader, writer)
+    writer.close()
+
+
+def main() -> None:
+    """Entry point of the process."""
+    # Ctrl-C reaches every process of the terminal; the pool decides when its workers end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    asyncio.run(_main(int(sys.argv[1])))
+    # An agent's threads cannot be stopped, and would keep the process for ever.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

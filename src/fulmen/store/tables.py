@@ -1,0 +1,156 @@
+"""The tables: one schema for every database that can hold a store.
+
+Only portable types. What is looked up has a column; everything else of a record is one JSON text
+(`fulmen.store.rows`). Token ids and log-probabilities are packed arrays, four bytes a number.
+Times are Unix time in seconds.
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Double,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+FORMAT = 1
+"""Version of this schema, kept in `meta`; a store of another version is not opened."""
+
+metadata = MetaData()
+
+# SQLite gives out increasing numbers by itself only for the exact type INTEGER.
+_position = BigInteger().with_variant(Integer, "sqlite")
+
+meta = Table(
+    "meta",
+    metadata,
+    Column("name", String, primary_key=True),
+    Column("value", LargeBinary, nullable=False),
+)
+
+rollouts = Table(
+    "rollouts",
+    metadata,
+    # The place in the queue. A retried rollout keeps it: its group is waiting for it.
+    Column("position", _position, primary_key=True),
+    Column("id", String, nullable=False, unique=True),
+    Column("step", Integer, nullable=False, index=True),
+    Column("status", String, nullable=False),
+    Column("attempt", Integer, nullable=False),  # the last one begun
+    Column("attempts_before", Integer, nullable=False),  # begun before the rollout was discarded
+    Column("max_attempts", Integer, nullable=False),
+    Column("lease_expires", Double),  # null unless running
+    Column("record", Text, nullable=False),
+    Index("rollouts_by_status", "status", "position"),
+)
+
+discarded = Table(
+    # The highest attempt of every rollout that was deleted, so that its number is never given
+    # again: a worker that outlived a crash cannot write into the repeated rollout.
+    "discarded",
+    metadata,
+    Column("rollout_id", String, primary_key=True),
+    Column("attempt", Integer, nullable=False),
+)
+
+
+def _rollout_id() -> Column[str]:
+    reference = ForeignKey("rollouts.id", ondelete="CASCADE")
+    return Column("rollout_id", String, reference, primary_key=True)
+
+
+def _of_attempt() -> tuple[Column[str], Column[int], ForeignKeyConstraint]:
+    return (
+        Column("rollout_id", String, primary_key=True),
+        Column("attempt", Integer, primary_key=True),
+        ForeignKeyConstraint(
+            ["rollout_id", "attempt"],
+            ["attempts.rollout_id", "attempts.attempt"],
+            ondelete="CASCADE",
+        ),
+    )
+
+
+attempts = Table(
+    "attempts",
+    metadata,
+    _rollout_id(),
+    Column("attempt", Integer, primary_key=True),
+    Column("worker", String, nullable=False),
+    Column("started", Double, nullable=False),
+    Column("ended", Double),  # null while running
+    Column("outcome", Text),
+)
+
+calls = Table(
+    "calls",
+    metadata,
+    *_of_attempt(),
+    Column("id", String, primary_key=True),
+    Column("choice", Integer, primary_key=True),
+    Column("index", Integer, nullable=False),
+    Column("parent", String),
+    Column("protocol", String, nullable=False),
+    Column("prompt_ids", LargeBinary, nullable=False),
+    Column("completion_ids", LargeBinary, nullable=False),
+    Column("logprobs", LargeBinary, nullable=False),
+    Column("versions", Text, nullable=False),
+    Column("temperature", Double, nullable=False),
+    Column("top_p", Double, nullable=False),
+    Column("finish_reason", String, nullable=False),
+    Column("drift", Text),
+    Column("request", Text, nullable=False),
+    Column("response", Text, nullable=False),
+    Column("started", Double, nullable=False),
+    Column("ended", Double, nullable=False),
+)
+
+spans = Table(
+    "spans",
+    metadata,
+    *_of_attempt(),
+    Column("id", String, primary_key=True),
+    Column("record", Text, nullable=False),
+)
+
+rewards = Table(
+    "rewards",
+    metadata,
+    *_of_attempt(),
+    Column("name", String, primary_key=True),
+    Column("source", String, primary_key=True),
+    # '' stands for None: a null would be unequal to itself, and the reward be kept twice.
+    Column("call_id", String, primary_key=True),
+    Column("span_id", String, primary_key=True),
+    Column("value", Double, nullable=False),
+)
+
+steps = Table(
+    "steps",
+    metadata,
+    Column("step", Integer, primary_key=True, autoincrement=False),
+    Column("record", Text, nullable=False),
+)
+
+consumed = Table(
+    # The primary key is the promise: a rollout belongs to one step at most.
+    "consumed",
+    metadata,
+    Column("rollout_id", String, ForeignKey("rollouts.id"), primary_key=True),
+    Column("step", Integer, ForeignKey("steps.step"), nullable=False, index=True),
+)
+
+counters = Table(
+    "counters",
+    metadata,
+    Column("name", String, primary_key=True),
+    Column("value", BigInteger, nullable=False),
+)
+COUNTERS = ("refused_calls", "refused_spans", "refused_results")
