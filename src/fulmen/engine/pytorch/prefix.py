@@ -40,15 +40,19 @@ class PrefixCache:
         The last token is never matched: its logits have to be computed.
         """
         parent = ROOT
+        missing: BlockKey | None = None
+        chain: list[BlockKey] = []
         places: list[int] = []
         for start in range(0, len(tokens) - BLOCK, BLOCK):
             key = (parent, tuple(tokens[start : start + BLOCK]))
             if key not in self._places:
-                return places, key
-            self._places.move_to_end(key)
+                missing = key
+                break
+            chain.append(key)
             parent, place = self._places[key]
             places.append(place)
-        return places, None
+        self._touch(chain)
+        return places, missing
 
     def load(self, places: Sequence[int], slot: Tensor) -> None:
         """Copy blocks to the start of a slot, (planes, H, T, D)."""
@@ -62,7 +66,10 @@ class PrefixCache:
     def store(self, tokens: Sequence[int], slot: Tensor) -> None:
         """Keep the full blocks of `tokens`, whose keys and values stand in the slot."""
         parent = ROOT
-        for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
+        chain: list[BlockKey] = []
+        # A chain longer than the whole capacity would push out its own beginning.
+        count = min(len(tokens) // BLOCK, self.capacity)
+        for start in range(0, count * BLOCK, BLOCK):
             key = (parent, tuple(tokens[start : start + BLOCK]))
             if key in self._places:
                 self._places.move_to_end(key)
@@ -72,10 +79,17 @@ class PrefixCache:
                 self._places[key] = (self._next_id, place)
                 self._next_id += 1
             parent = self._places[key][0]
+            chain.append(key)
+        self._touch(chain)
 
     def clear(self) -> None:
         """Forget everything: the weights have changed."""
         self._places.clear()
+
+    def _touch(self, chain: list[BlockKey]) -> None:
+        """Mark as used, the end first: without its beginning a chain's end cannot be found."""
+        for key in reversed(chain):
+            self._places.move_to_end(key)
 
     def _free_place(self) -> int:
         used = len(self._places)

@@ -1,0 +1,45 @@
+"""`fulmen eval`: measure a model on tasks through the same agent, gateway and grader."""
+
+import asyncio
+
+from fulmen.launch.rig import load_policy, make_engine, read_inputs, running
+from fulmen.runner.agents import check_agent, parse_agent
+from fulmen.schema.config import EvalConfig
+from fulmen.trainer.evaluation import measure, samples_of
+from fulmen.trainer.events import EvalDone, Listener, Sample
+from fulmen.trainer.folder import open_folder
+from fulmen.trainer.health import refuse_hopeless
+
+
+def evaluate(
+    config: EvalConfig, *, listen: Listener
+) -> tuple[EvalDone, tuple[Sample, ...], tuple[Sample, ...]]:
+    """Run every task; returns the summary, some wins and some losses.
+
+    Raises:
+        FulmenError: something the user gave cannot be used.
+    """
+    return asyncio.run(_evaluate(config, listen))
+
+
+async def _evaluate(
+    config: EvalConfig, listen: Listener
+) -> tuple[EvalDone, tuple[Sample, ...], tuple[Sample, ...]]:
+    check_agent(parse_agent(config.agent))
+    inputs = read_inputs(config)
+    folder, _ = open_folder(config.out, "eval", config.if_exists)
+    with folder:
+        policy = load_policy(config.model, config)
+        engine = make_engine(policy, config)
+        async with running(config, folder, policy, engine, inputs.judge, listen) as rig:
+            done, graded = await measure(
+                rig.collector,
+                config,
+                inputs.tasks,
+                step=0,
+                temperature=config.temperature,
+                samples=config.samples,
+            )
+            refuse_hopeless(graded)
+        folder.append_metrics({"step": 0, "eval": done.mode, "reward": done.reward})
+    return done, samples_of(graded, best=True), samples_of(graded, best=False)

@@ -1,0 +1,50 @@
+"""`fulmen serve`: a model behind the OpenAI interface, for agents and people."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Sequence
+
+from fulmen.gateway.app import Gateway
+from fulmen.gateway.render import make_renderer
+from fulmen.launch.rig import load_policy, make_engine
+from fulmen.schema.config import ServeConfig
+from fulmen.schema.keys import KeyClaims, mint_key
+from fulmen.schema.records import Call
+from fulmen.server.app import make_app
+from fulmen.server.http import Listening
+
+_KEY_LIFE_S = 10 * 365 * 86400.0
+
+
+class _NoRecord:
+    """Serving records nothing: there is no rollout that the calls belong to."""
+
+    async def record_calls(self, calls: Sequence[Call]) -> None:
+        """Let them go."""
+
+
+def serve(config: ServeConfig, *, ready: Callable[[str, str], None]) -> None:
+    """Serve until interrupted; `ready(url, api_key)` is called once requests are accepted.
+
+    Raises:
+        FulmenError: the model cannot be served, or the port is taken.
+    """
+    asyncio.run(_serve(config, ready))
+
+
+async def _serve(config: ServeConfig, ready: Callable[[str, str], None]) -> None:
+    policy = load_policy(config.model, config)
+    engine = make_engine(policy, config)
+    secret = secrets.token_bytes(32)
+    claims = KeyClaims(
+        rollout_id="guest", attempt=1, expires=time.time() + _KEY_LIFE_S, trained=False
+    )
+    try:
+        renderer = make_renderer(policy.tokenizer, policy.model.config.model_type)
+        gateway = Gateway(engine, renderer, _NoRecord(), secret)
+        async with Listening(make_app(gateway), config.host, config.port) as server:
+            ready(f"{server.url}/v1", mint_key(claims, secret))
+            await asyncio.Event().wait()
+    finally:
+        await engine.close()

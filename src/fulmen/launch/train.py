@@ -1,0 +1,176 @@
+"""`fulmen train`: everything in one process, from settings to a trained model."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from fulmen.trainer.figure import draw_rewards
+from msgspec import convert
+
+from fulmen.launch.memory import PeakMemory
+from fulmen.launch.rig import load_policy, make_engine, read_inputs, running
+from fulmen.runner.agents import check_agent, parse_agent
+from fulmen.schema.config import TrainConfig
+from fulmen.store.open import open_store
+from fulmen.trainer.evaluation import samples_of
+from fulmen.trainer.events import EvalDone, Listener, RunFinished, RunStarted
+from fulmen.trainer.folder import RunFolder, open_folder
+from fulmen.trainer.grading import AgentErrors
+from fulmen.trainer.loop import History, Parts, run_steps
+
+
+def train(
+    config: TrainConfig,
+    *,
+    listen: Listener,
+    stop: threading.Event | None = None,
+    origins: Mapping[str, str] | None = None,
+) -> RunFinished:
+    """Train an agent's policy and return what came of it.
+
+    Blocks until the last step, or until `stop` is set and the step under way is finished.
+
+    Raises:
+        FulmenError: something the user gave cannot be used; nothing is lost that was there.
+    """
+    return asyncio.run(_train(config, listen, stop or threading.Event(), origins or {}))
+
+
+async def _train(
+    config: TrainConfig, listen: Listener, stop: threading.Event, origins: Mapping[str, str]
+) -> RunFinished:
+    agent = parse_agent(config.agent)
+    check_agent(agent)
+    errors = AgentErrors(config.on_agent_error, config.agent_error_reward)
+    inputs = read_inputs(config, config.val, errors)
+    folder, resume = open_folder(config.out, _name(config.agent), config.if_exists)
+    with folder, PeakMemory() as peak:
+        history = await _history(folder) if resume else History()
+        folder.write_config(config, origins)
+        policy = load_policy(history.checkpoint or config.model, config)
+        engine = make_engine(policy, config)
+        learner = _learner(config, policy.model, engine, history.checkpoint)
+        async with running(config, folder, policy, engine, inputs.judge, listen) as rig:
+            listen(
+                RunStarted(
+                    run=str(folder.path),
+                    model=policy.name,
+                    parameters=policy.parameters,
+                    agent=config.agent,
+                    train_tasks=len(inputs.tasks),
+                    val_tasks=len(inputs.val),
+                    first_step=history.step + 1,
+                    steps=config.steps,
+                    rollouts_per_step=config.tasks_per_step * config.group_size,
+                    gateway=rig.url,
+                )
+            )
+            parts = Parts(
+                config=config,
+                folder=folder,
+                store=rig.store,
+                collector=rig.collector,
+                learner=learner,
+                save_model=policy.tokenizer.save_pretrained,
+                train_tasks=inputs.tasks,
+                val_tasks=inputs.val,
+                listen=listen,
+                stop=stop,
+            )
+            await run_steps(parts, history)
+        finished = _finished(config, folder, history, peak.mb)
+    listen(finished)
+    return finished
+
+
+def _learner(config: TrainConfig, model, engine, checkpoint: Path | None):  # noqa: ANN001, ANN202
+    """The learner on the engine's own weights, going on from a checkpoint if there is one."""
+    from fulmen.learner.learner import Learner, LossConfig
+    from fulmen.learner.optimiser import OptimiserConfig
+
+    # With a KL term the reference is the model that training began with, not the checkpoint.
+    needs_reference = config.kl_coefficient > 0 and checkpoint is not None
+    learner = Learner(
+        model,
+        loss=LossConfig(
+            clip_low=config.clip_low,
+            clip_high=config.clip_high,
+            kl_coefficient=config.kl_coefficient,
+            updates_per_step=config.updates_per_step,
+            micro_batch_tokens=config.micro_batch_tokens,
+        ),
+        optimiser=OptimiserConfig(
+            learning_rate=config.learning_rate,
+            warmup_steps=config.warmup_steps,
+            schedule=config.schedule,
+            total_steps=config.steps * config.updates_per_step,
+            max_grad_norm=config.max_grad_norm,
+            weight_decay=config.weight_decay,
+            beta2=config.adam_beta2,
+        ),
+        updating=engine.updating,
+        reference=load_policy(config.model, config).model if needs_reference else None,
+    )
+    if checkpoint is not None:
+        learner.load(checkpoint)
+        with engine.updating(learner.version):
+            """Only the version is new: the weights came with the model."""
+    return learner
+
+
+async def _history(folder: RunFolder) -> History:
+    """Where a run stands: its last checkpoint, and the lines written until then."""
+    store = open_store(folder.database)
+    try:
+        kept = [s for s in await store.steps() if s.checkpoint]
+        saved = [s for s in kept if (folder.path / str(s.checkpoint)).is_dir()]
+        step = saved[-1].step if saved else 0
+        await store.discard_after(step)
+    finally:
+        await store.close()
+    folder.rewind_metrics(step)
+    history = History(step=step)
+    if saved:
+        history.checkpoint = folder.path / str(saved[-1].checkpoint)
+    for line in folder.read_metrics():
+        if "eval" in line:
+            values = {key: value for key, value in line.items() if key != "eval"}
+            history.evals.append(convert(values | {"type": "eval_done"}, EvalDone))
+        else:
+            history.rewards.append(line.get("reward/mean", float("nan")))
+            history.seconds = line["seconds"]
+    if step == 0:
+        history.evals.clear()
+        folder.rewind_metrics(-1)
+    return history
+
+
+def _finished(
+    config: TrainConfig, folder: RunFolder, history: History, peak_mb: float
+) -> RunFinished:
+    plot = None
+    if history.rewards:
+        draw_rewards(folder.plot, history.rewards, history.evals)
+        plot = str(folder.plot)
+    return RunFinished(
+        run=str(folder.path),
+        checkpoint=str(history.checkpoint) if history.checkpoint else None,
+        steps=history.step,
+        stopped=history.step < config.steps,
+        train_seconds=history.seconds,
+        peak_mb=peak_mb,
+        evals=tuple(history.evals),
+        rewards=tuple(history.rewards),
+        won=samples_of(history.last_eval, best=True),
+        lost=samples_of(history.last_eval, best=False),
+        plot=plot,
+    )
+
+
+def _name(agent: str) -> str:
+    """A short name for the run folder, from the agent's file, module or program."""
+    word = next((w for w in agent.split() if "." in w or ":" in w), agent.split()[0])
+    stem = os.path.basename(word.partition(":")[0]).partition(".")[0]
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in stem) or "run"

@@ -1,0 +1,21 @@
+"""The HTTP application: the gateway, and a word that it is alive."""
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from fulmen.gateway.app import Gateway, refuse
+
+
+async def _health(_: Request) -> Response:
+    return PlainTextResponse("ok\n")
+
+
+def make_app(gateway: Gateway) -> Starlette:
+    """Mount the gateway; errors of any route have the form that OpenAI's clients expect."""
+    return Starlette(
+        routes=[Route("/health", _health), *gateway.routes()],
+        exception_handlers={HTTPException: refuse, Exception: refuse},
+    )
