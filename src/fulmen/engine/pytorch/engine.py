@@ -188,25 +188,31 @@ class LocalEngine:
         """Waiting requests to prefill now, oldest first, within the bounds of batch and pass.
 
         One that would compute the same next block as another of this wave waits for the next wave,
-        where it finds that block: a group's prompt is computed once.
+        where it finds that block: a group's prompt is computed once. One so much shorter or longer
+        than the others that most of the pass would be padding waits, too; being first, it leads
+        the next wave.
         """
         room = self._batch.max_batch - len(self._batch.sequences)
         wave: list[Sequence] = []
         put_back: list[Sequence] = []
         blocks: set[BlockKey] = set()
-        widest = 0
+        widest = total = 0
         while self._waiting and len(wave) < room:
             sequence = self._waiting.popleft()
             missing = self._batch.missing_block(sequence)
             if missing is not None and missing in blocks:
                 put_back.append(sequence)
                 continue
-            width = max(widest, self._batch.uncached(sequence))
-            if wave and width * (len(wave) + 1) > _PREFILL_TOKENS:
+            own = self._batch.uncached(sequence)
+            columns = max(widest, own) * (len(wave) + 1)
+            if wave and columns > _PREFILL_TOKENS:
                 put_back.append(sequence)
                 break
+            if columns > 2 * (total + own):
+                put_back.append(sequence)
+                continue
             wave.append(sequence)
-            widest = width
+            widest, total = max(widest, own), total + own
             if missing is not None:
                 blocks.add(missing)
         self._waiting.extendleft(reversed(put_back))
