@@ -6,7 +6,6 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from fulmen.trainer.figure import draw_rewards
 from msgspec import convert
 
 from fulmen.launch.memory import PeakMemory
@@ -16,6 +15,7 @@ from fulmen.schema.config import TrainConfig
 from fulmen.store.open import open_store
 from fulmen.trainer.evaluation import samples_of
 from fulmen.trainer.events import EvalDone, Listener, RunFinished, RunStarted
+from fulmen.trainer.figure import draw_rewards
 from fulmen.trainer.folder import RunFolder, open_folder
 from fulmen.trainer.grading import AgentErrors
 from fulmen.trainer.loop import History, Parts, run_steps

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fulmen.runner.pool import Pool
-
 from fulmen.schema.records import Rollout
 from fulmen.store.base import Store
 from fulmen.trainer.events import Listener, Progress

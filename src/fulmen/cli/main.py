@@ -1,0 +1,168 @@
+"""The commands: `fulmen train`, `eval`, `serve`.
+
+Everything heavy is imported inside the commands, so that `--help` answers at once.
+"""
+
+import errno
+import signal
+import sys
+import tempfile
+import threading
+import traceback
+from pathlib import Path
+
+import click
+
+from fulmen.cli.options import Loaded, SettingsCommand, load_settings, settings_options
+from fulmen.schema.config import EvalConfig, ServeConfig, TrainConfig
+from fulmen.schema.errors import (
+    AgentError,
+    ConfigError,
+    DataError,
+    FulmenError,
+    GraderError,
+    ModelError,
+)
+
+_USERS = (ConfigError, DataError, ModelError, AgentError, GraderError)
+"""Errors that the user can mend; exit status 2, others 1."""
+_INTERRUPTED = 130
+
+
+@click.group(context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 96})
+@click.version_option(package_name="fulmen")
+def cli() -> None:
+    """Train any AI agent with reinforcement learning."""
+
+
+def _train(config_file: str | None, resume: bool, as_json: bool, **flags: object) -> None:
+    """Train the model behind an agent.
+
+    The agent is an ordinary program that calls OpenAI's interface; it is not changed.
+    """
+    from fulmen.cli.console import make_display
+    from fulmen.launch.train import train
+
+    if resume:
+        flags["if_exists"] = "resume"
+    loaded: Loaded[TrainConfig] = load_settings(TrainConfig, flags, config_file)
+    stop = threading.Event()
+    _stop_on_interrupt(stop)
+    with make_display(as_json=as_json) as display:
+        done = train(loaded.config, listen=display.show, stop=stop, origins=loaded.origins)
+    if not as_json:
+        from rich.console import Console
+
+        from fulmen.cli.report import final_report
+
+        console = Console()
+        width = 100 if not console.is_terminal else None
+        Console(width=width).print(final_report(done, loaded.config), soft_wrap=False)
+    if done.stopped:
+        sys.exit(_INTERRUPTED)
+
+
+def _eval(config_file: str | None, as_json: bool, **flags: object) -> None:
+    """Measure a model on tasks, through the same agent and grader as in training."""
+    from rich.console import Console
+
+    from fulmen.cli.console import make_display
+    from fulmen.cli.report import print_eval
+    from fulmen.launch.evaluate import evaluate
+
+    loaded: Loaded[EvalConfig] = load_settings(EvalConfig, flags, config_file)
+    with make_display(as_json=as_json) as display:
+        done, won, lost = evaluate(loaded.config, listen=display.show)
+    if not as_json:
+        print_eval(Console(), done, won, lost)
+
+
+def _serve(config_file: str | None, **flags: object) -> None:
+    """Serve a model behind OpenAI's chat interface."""
+    from fulmen.launch.serve import serve
+
+    loaded: Loaded[ServeConfig] = load_settings(ServeConfig, flags, config_file)
+
+    def ready(url: str, key: str) -> None:
+        click.echo(f"serving {loaded.config.model}")
+        click.echo(f"export OPENAI_BASE_URL={url}")
+        click.echo(f"export OPENAI_API_KEY={key}")
+        click.echo("Ctrl-C ends it")
+
+    serve(loaded.config, ready=ready)
+
+
+_RESUME = click.Option(["--resume"], is_flag=True, help="Go on with the run in --out.")
+_JSON = click.Option(
+    ["--json", "as_json"], is_flag=True, help="Print events as JSON lines.", hidden=True
+)
+
+for _name, _run, _kind, _extra in (
+    ("train", _train, TrainConfig, [_RESUME, _JSON]),
+    ("eval", _eval, EvalConfig, [_JSON]),
+    ("serve", _serve, ServeConfig, []),
+):
+    cli.add_command(
+        SettingsCommand(
+            _name,
+            callback=_run,
+            params=[*settings_options(_kind), *_extra],
+            help=_run.__doc__,
+            no_args_is_help=True,
+        )
+    )
+
+
+def _stop_on_interrupt(stop: threading.Event) -> None:
+    """First Ctrl-C: finish the step and save. Second: end now."""
+
+    def interrupted(*_: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        click.echo("\nfinishing this step and saving; Ctrl-C again ends at once", err=True)
+
+    signal.signal(signal.SIGINT, interrupted)
+
+
+def main() -> None:
+    """Entry point: every error is one line and a status."""
+    debug = "--debug" in sys.argv
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    try:
+        cli.main(arguments, prog_name="fulmen", standalone_mode=False)
+    except click.ClickException as error:
+        _fail(error.format_message().rstrip("."), 2)
+    except (click.Abort, KeyboardInterrupt):
+        _fail("interrupted; what was committed can be resumed with --resume", _INTERRUPTED)
+    except FulmenError as error:
+        if debug:
+            traceback.print_exc()
+        _fail(str(error), 2 if isinstance(error, _USERS) else 1)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            place = error.filename or "the run's disk"
+            _fail(f"{place}: no space left on device; free some, then go on with --resume", 1)
+        _fail(f"{type(error).__name__}: {error}{_keep_traceback(debug)}", 1)
+    except Exception as error:
+        _fail(f"{type(error).__name__}: {error}{_keep_traceback(debug)}", 1)
+
+
+def _fail(text: str, status: int) -> None:
+    """Say what is wrong on one line, and end."""
+    click.echo("error: " + " ".join(text.split()), err=True)
+    sys.exit(status)
+
+
+def _keep_traceback(debug: bool) -> str:
+    """A bug of ours: keep its traceback where it can be found."""
+    if debug:
+        traceback.print_exc()
+        return ""
+    file = Path(tempfile.mkdtemp(prefix="fulmen-")) / "traceback.txt"
+    file.write_text(traceback.format_exc(), encoding="utf-8")
+    return f" (traceback: {file})"
+
+
+if __name__ == "__main__":
+    main()
