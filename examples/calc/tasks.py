@@ -17,8 +17,25 @@ from typing import Literal
 
 Split = Literal["train", "val"]
 
-NAMES = "Tom Ana Ben Eva Leo Mia Sam Zoe Max Ida Kim Jon Amy Dan Liz Roy".split()
-THINGS = "apples pens books coins eggs cards stamps shells beads nuts".split()
+NAMES = [
+    "Tom",
+    "Ana",
+    "Ben",
+    "Eva",
+    "Leo",
+    "Mia",
+    "Sam",
+    "Zoe",
+    "Max",
+    "Ida",
+    "Kim",
+    "Jon",
+    "Amy",
+    "Dan",
+    "Liz",
+    "Roy",
+]
+THINGS = ["apples", "pens", "books", "coins", "eggs", "cards", "stamps", "shells", "beads", "nuts"]
 
 
 @dataclass(frozen=True)
@@ -70,8 +87,7 @@ def share(rng: random.Random, cast: Cast) -> Problem:
 def fewer(rng: random.Random, cast: Cast) -> Problem:
     b, a = sorted((_number(rng), _number(rng)))
     text = (
-        f"{cast.one} has {a} {cast.thing}. {cast.two} has {b} fewer. "
-        f"How many does {cast.two} have?"
+        f"{cast.one} has {a} {cast.thing}. {cast.two} has {b} fewer. How many does {cast.two} have?"
     )
     return Problem(text, (a, b), a - b)
 
@@ -139,7 +155,18 @@ def broken(rng: random.Random, cast: Cast) -> Problem:
 
 
 TEMPLATES: tuple[Template, ...] = (
-    find, give, boxes, share, fewer, older, times, part, days, lost, bags, broken,
+    find,
+    give,
+    boxes,
+    share,
+    fewer,
+    older,
+    times,
+    part,
+    days,
+    lost,
+    bags,
+    broken,
 )
 
 

@@ -21,7 +21,7 @@ def draw_rewards(path: Path, rewards: Sequence[float], evals: Sequence[EvalDone]
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     steps = np.arange(1, len(rewards) + 1)
     axes.plot(steps, rewards, color="#9ecae1", linewidth=1, label="training reward, each step")
-    smooth = [np.nanmean(rewards[max(0, n - _WINDOW) : n]) for n in steps]
+    smooth = [np.nanmean(rewards[max(0, n - _WINDOW) : n]) for n in range(1, len(rewards) + 1)]
     axes.plot(steps, smooth, color="#2171b5", linewidth=2, label=f"mean of {_WINDOW} steps")
     for mode, colour in (("greedy", "#d94801"), ("sampled", "#6a51a3")):
         found = [e for e in evals if e.mode == mode]
