@@ -154,7 +154,7 @@ def _wrap(core: Tokenizer) -> PreTrainedTokenizerFast:
 
 def _boilerplate(tokenizer: PreTrainedTokenizerFast) -> list[str]:
     """The long fixed texts of a prompt with tools, cut where they vary."""
-    text = tokenizer.decode(Format(tokenizer).prompt("QUESTION"))
+    text = str(tokenizer.decode(Format(tokenizer).prompt("QUESTION")))
     pieces = [p for p in re.split("|".join(map(re.escape, (*SPECIAL, "QUESTION"))), text) if p]
     first, *others = [piece for piece in pieces if len(piece) > 12]
     system, preamble = first.removeprefix("system\n").split("\n\n# Tools", 1)
@@ -178,8 +178,8 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
             rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
             tie_word_embeddings=True,
             bos_token_id=None,
-            eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
-            pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
+            eos_token_id=SPECIAL.index("<|im_end|>"),
+            pad_token_id=SPECIAL.index("<|endoftext|>"),
         )
     ).eval()
 

@@ -27,7 +27,7 @@ def read_rows(path: Path) -> Iterator[dict]:
     """
     if path.suffix == ".parquet":
         try:
-            from pyarrow import parquet
+            from pyarrow import parquet  # pyright: ignore[reportMissingImports] - optional
         except ImportError:
             raise BadFile(
                 f"{path}: reading parquet needs pyarrow; pip install pyarrow, or give JSONL"

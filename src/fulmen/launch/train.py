@@ -11,6 +11,7 @@ from msgspec import convert
 from fulmen.launch.memory import PeakMemory
 from fulmen.launch.rig import load_policy, make_engine, read_inputs, running
 from fulmen.runner.agents import check_agent, parse_agent
+from fulmen.schema.codec import to_json
 from fulmen.schema.config import TrainConfig
 from fulmen.store.open import open_store
 from fulmen.trainer.evaluation import samples_of
@@ -154,7 +155,7 @@ def _finished(
     if history.rewards:
         draw_rewards(folder.plot, history.rewards, history.evals)
         plot = str(folder.plot)
-    return RunFinished(
+    finished = RunFinished(
         run=str(folder.path),
         checkpoint=str(history.checkpoint) if history.checkpoint else None,
         steps=history.step,
@@ -167,6 +168,8 @@ def _finished(
         lost=samples_of(history.last_eval, best=False),
         plot=plot,
     )
+    folder.write_summary(to_json(finished))
+    return finished
 
 
 def _name(agent: str) -> str:

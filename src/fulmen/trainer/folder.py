@@ -84,6 +84,10 @@ class RunFolder:
         replacement.write_text(text, encoding="utf-8")
         replacement.replace(self.metrics)
 
+    def write_summary(self, data: bytes) -> None:
+        """Keep the end of the run, as JSON."""
+        self.path.joinpath("summary.json").write_bytes(data + b"\n")
+
     def prune_checkpoints(self, keep: int) -> None:
         """Delete all but the newest `keep` checkpoints."""
         for old in sorted(self.checkpoints.glob("step-*"))[:-keep]:

@@ -1,0 +1,64 @@
+# Set-up is part of every target: `make demo` and `make test` work in a fresh clone.
+#
+# On Linux, PyPI's torch comes with several GB of CUDA libraries. For the CPU build, point pip at
+# PyTorch's CPU index:  make demo PIP_ARGS="--extra-index-url <PyTorch's CPU index>"
+
+SHELL := /bin/bash
+PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.13,$(shell command -v python$(v))) \
+	$(shell python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v python3))
+PIP_ARGS ?=
+VENV := .venv
+PY := $(VENV)/bin/python
+LOCK := requirements/dev.txt
+STAMP := $(VENV)/$(shell cat $(LOCK) pyproject.toml | sha256sum | cut -c1-16).ready
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Two OpenMP pools that spin on two cores bring each other to a halt.
+export OMP_WAIT_POLICY := PASSIVE
+
+.PHONY: help setup demo test check test-base fmt bench bench-engine bench-learner lock clean
+
+help: ## show this help
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+$(STAMP): $(LOCK)
+	@test -n "$(PYTHON)" || { echo "error: no Python 3.11, 3.12 or 3.13 found; install one, or say make PYTHON=/path/to/python"; exit 2; }
+	@echo "setting up $(VENV) with $(PYTHON)"
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@$(PY) -m pip install -q $(PIP_ARGS) -r $(LOCK)
+	@$(PY) -m pip install -q --no-deps --editable .
+	@rm -f $(VENV)/*.ready && touch $@
+
+setup: $(STAMP) ## make the virtual environment with pinned packages (done by all others)
+
+demo: $(STAMP) ## watch a calculator agent learn; SEED=2 STEPS=20 change it
+	@$(PY) examples/calc/demo.py $(if $(SEED),--seed $(SEED)) $(if $(STEPS),--steps $(STEPS))
+
+test: check test-base ## lint, types, and all tests
+	@$(PY) -m pytest -q --durations=10
+
+check: $(STAMP) ## lint, format, import rules and types
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check -q .
+	@$(VENV)/bin/lint-imports --no-cache 2>&1 | tail -4
+	@$(VENV)/bin/pyright
+
+test-base: $(STAMP) ## the tests that need no PyTorch, on every Python found, without PyTorch
+	@bash tests/base.sh $(PYTHON) python3.12 python3.13
+
+fmt: $(STAMP) ## format the code
+	@$(VENV)/bin/ruff check --fix -q . ; $(VENV)/bin/ruff format -q .
+
+bench: bench-engine bench-learner ## all benchmarks
+
+bench-engine: $(STAMP) ## tokens per second of the engine, beside transformers' generate
+	@$(PY) bench/engine.py
+
+bench-learner: $(STAMP) ## tokens per second of the learner, beside a plain training step
+	@$(PY) bench/learner.py
+
+lock: $(STAMP) ## write requirements/*.txt from what is installed
+	@bash requirements/lock.sh $(PYTHON)
+
+clean: ## remove environments and caches, never runs
+	@rm -rf .venv .venv-base-* .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info

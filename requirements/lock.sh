@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Write the lock files: base.txt from a fresh resolution, dev.txt from the development environment.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${1:-python3.11}
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+"$python" -m venv "$scratch/base"
+"$scratch/base/bin/pip" install -q .
+{
+    echo "# What \`pip install fulmen\` brings, pinned. Made by \`make lock\`."
+    "$scratch/base/bin/pip" freeze | grep -v '^fulmen'
+} > requirements/base.txt
+{
+    echo "# Every package of the development environment, pinned. Made by \`make lock\`."
+    # torch without its build's name: which build it is, is the installing machine's business.
+    .venv/bin/pip freeze --exclude-editable | grep -viE '^(fulmen|setuptools|pip)\b' |
+        sed -E 's/^torch(==[0-9.]+).*/torch\1/'
+} > requirements/dev.txt
+wc -l requirements/*.txt
