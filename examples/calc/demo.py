@@ -60,7 +60,7 @@ def main() -> int:
     options = parser.parse_args()
     flags = [part for key, value in settings(options).items() for part in (f"--{key}", str(value))]
     sys.argv = ["fulmen", "train", *flags]
-    started = {path for path in Path("runs").glob("*")} if Path("runs").is_dir() else set()
+    started = set(Path("runs").glob("*"))
     fulmen()
     made = Path(str(settings(options)["out"]))
     new = [path for path in made.parent.glob(f"{made.name}*") if path not in started]

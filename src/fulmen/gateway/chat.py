@@ -1,26 +1,39 @@
-"""OpenAI's chat completions, read: a body in, a `CallRequest` out. No state, no I/O."""
+"""OpenAI's chat completions: the wire format, read and written. No state, no I/O."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from fulmen.gateway.errors import RequestRefused
-from fulmen.gateway.messages import Message
-from fulmen.gateway.request import (
-    CallRequest,
-    flag_field,
-    integer_field,
-    number_field,
-    object_field,
-    text_field,
-)
+from fulmen.gateway.render import Answer, Message
 from fulmen.schema.records import JSON
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-_MOST_CHOICES = 128
-_MOST_TOP_LOGPROBS = 20
-"""Both are OpenAI's own limits."""
 
 
-def read_chat(body: JSON) -> CallRequest:
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A request, checked. None: not given."""
+
+    body: Mapping[str, JSON]
+    """As it came; unknown fields are kept."""
+    model: str
+    messages: list[Message]
+    tools: list[dict[str, JSON]] = field(default_factory=list)
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    logprobs: bool = False
+    top_logprobs: int = 0
+    stream: bool = False
+    include_usage: bool = False
+    template_options: Mapping[str, JSON] = field(default_factory=dict)
+
+
+def read_request(body: JSON) -> ChatRequest:
     """Check a decoded body.
 
     Raises:
@@ -28,34 +41,9 @@ def read_chat(body: JSON) -> CallRequest:
     """
     if not isinstance(body, dict):
         raise RequestRefused("the body must be a JSON object")
-    _refuse_unsupported(body)
+    choice = body.get("tool_choice")
     tools = _tools(body)
-    maximum = integer_field(body, "max_completion_tokens", low=1)
-    if maximum is None:
-        maximum = integer_field(body, "max_tokens", low=1)
-    return CallRequest(
-        protocol="chat",
-        body=body,
-        model=text_field(body, "model"),
-        messages=_messages(body),
-        tools=[] if body.get("tool_choice") == "none" else tools,
-        n=integer_field(body, "n", low=1, high=_MOST_CHOICES) or 1,
-        stop=_stop(body),
-        max_tokens=maximum,
-        temperature=number_field(body, "temperature", low=0, high=2),
-        top_p=number_field(body, "top_p", low=0, high=1),
-        seed=integer_field(body, "seed"),
-        logprobs=flag_field(body, "logprobs"),
-        top_logprobs=_top_logprobs(body),
-        stream=flag_field(body, "stream"),
-        include_usage=flag_field(object_field(body, "stream_options"), "include_usage"),
-        template_options=object_field(body, "chat_template_kwargs"),
-    )
-
-
-def _refuse_unsupported(body: Mapping[str, JSON]) -> None:
-    """What would change the answer's form must not be passed over in silence."""
-    if body.get("tool_choice") not in (None, "auto", "none"):
+    if choice not in (None, "auto", "none"):
         raise RequestRefused(
             "tool_choice can be 'auto' or 'none'; forcing a call is not supported yet",
             param="tool_choice",
@@ -65,6 +53,26 @@ def _refuse_unsupported(body: Mapping[str, JSON]) -> None:
             "response_format can only be text; structured output is not supported yet",
             param="response_format",
         )
+    maximum = _number(body, "max_completion_tokens", int, low=1)
+    if maximum is None:
+        maximum = _number(body, "max_tokens", int, low=1)
+    return ChatRequest(
+        body=body,
+        model=_string(body, "model"),
+        messages=_messages(body),
+        tools=[] if choice == "none" else tools,
+        n=_number(body, "n", int, low=1, high=128) or 1,
+        stop=_stop(body),
+        max_tokens=maximum,
+        temperature=_number(body, "temperature", float, low=0, high=2),
+        top_p=_number(body, "top_p", float, low=1e-6, high=1),
+        seed=_number(body, "seed", int),
+        logprobs=_flag(body, "logprobs"),
+        top_logprobs=_number(body, "top_logprobs", int, low=0, high=20) or 0,
+        stream=_flag(body, "stream"),
+        include_usage=_flag(_object(body, "stream_options"), "include_usage"),
+        template_options=_object(body, "chat_template_kwargs"),
+    )
 
 
 def _messages(body: Mapping[str, JSON]) -> list[Message]:
@@ -76,10 +84,12 @@ def _messages(body: Mapping[str, JSON]) -> list[Message]:
         if not isinstance(message, dict) or message.get("role") not in _ROLES:
             raise RequestRefused(f"{where}.role must be one of {', '.join(_ROLES)}", param=where)
         _check_content(message.get("content"), f"{where}.content")
-        _check_calls(message.get("tool_calls"), f"{where}.tool_calls")
-        for name in ("name", "tool_call_id", "reasoning_content"):
-            if not isinstance(message.get(name) or "", str):
-                raise RequestRefused(f"{where}.{name} must be a string", param=f"{where}.{name}")
+        calls = message.get("tool_calls")
+        if calls is not None and not (isinstance(calls, list) and all(map(_is_call, calls))):
+            raise RequestRefused(
+                f"{where}.tool_calls must be a list of calls with a function's name and arguments",
+                param=f"{where}.tool_calls",
+            )
     return messages
 
 
@@ -90,19 +100,8 @@ def _check_content(content: JSON, where: str) -> None:
         raise RequestRefused(f"{where} must be text or a list of parts", param=where)
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in ("text", "refusal"):
-            raise RequestRefused(
-                f"{where}: parts of type {kind!r} are not supported, only text", param=where
-            )
-        if not isinstance(part.get(kind), str):
-            raise RequestRefused(f"{where}: a part of type {kind!r} has no text", param=where)
-
-
-def _check_calls(calls: JSON, where: str) -> None:
-    if calls is not None and not (isinstance(calls, list) and all(map(_is_call, calls))):
-        raise RequestRefused(
-            f"{where} must be a list of calls with a function's name and arguments", param=where
-        )
+        if kind not in ("text", "refusal") or not isinstance(part.get(kind), str):
+            raise RequestRefused(f"{where}: parts of type {kind!r} are not supported", param=where)
 
 
 def _is_call(call: JSON) -> bool:
@@ -111,7 +110,6 @@ def _is_call(call: JSON) -> bool:
         isinstance(function, dict)
         and isinstance(function.get("name"), str)
         and isinstance(function.get("arguments", ""), str)
-        and isinstance(call.get("id") or "", str)
     )
 
 
@@ -132,12 +130,75 @@ def _stop(body: Mapping[str, JSON]) -> tuple[str, ...]:
     stop = body.get("stop")
     stops = [stop] if isinstance(stop, str) else stop or []
     if not isinstance(stops, list) or not all(isinstance(s, str) and s for s in stops):
-        raise RequestRefused("stop must be a string or a list of strings, none empty", param="stop")
+        raise RequestRefused("stop must be a string or a list of strings", param="stop")
     return tuple(stops)
 
 
-def _top_logprobs(body: Mapping[str, JSON]) -> int:
-    wanted = integer_field(body, "top_logprobs", low=0, high=_MOST_TOP_LOGPROBS)
-    if wanted and not body.get("logprobs"):
-        raise RequestRefused("top_logprobs needs logprobs to be true", param="top_logprobs")
-    return wanted or 0
+def _string(body: Mapping[str, JSON], name: str) -> str:
+    value = body.get(name)
+    if not isinstance(value, str):
+        raise RequestRefused(f"{name} must be a string", param=name)
+    return value
+
+
+def _flag(body: Mapping[str, JSON], name: str) -> bool:
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise RequestRefused(f"{name} must be true or false", param=name)
+    return bool(value)
+
+
+def _object(body: Mapping[str, JSON], name: str) -> Mapping[str, JSON]:
+    value = body.get(name)
+    if value is not None and not isinstance(value, dict):
+        raise RequestRefused(f"{name} must be an object", param=name)
+    return value or {}
+
+
+def _number(
+    body: Mapping[str, JSON],
+    name: str,
+    kind: Callable[[Any], Any],
+    *,
+    low: float | None = None,
+    high: float | None = None,
+) -> Any:  # noqa: ANN401 - int or float, as `kind` says
+    value = body.get(name)
+    if value is None:
+        return None
+    fits = isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
+    if not fits or (low is not None and value < low) or (high is not None and value > high):
+        bounds = f" from {low or 0:g}" + (f" to {high:g}" if high is not None else " on")
+        word = "an integer" if kind is int else "a number"
+        raise RequestRefused(
+            f"{name} must be {word}{bounds if low is not None else ''}", param=name
+        )
+    return kind(value)
+
+
+def answer_message(answer: Answer, call_ids: Sequence[str]) -> dict[str, JSON]:
+    """The assistant message of an answer; `call_ids` name its tool calls."""
+    message: dict[str, JSON] = {"role": "assistant", "content": answer.content or None}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if answer.tool_calls:
+        message["tool_calls"] = [
+            {
+                "id": call_id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call_id, call in zip(call_ids, answer.tool_calls, strict=True)
+        ]
+    elif message["content"] is None:
+        message["content"] = ""
+    return message
+
+
+def usage(prompt: int, completion: int) -> dict[str, int]:
+    """Token counts."""
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }

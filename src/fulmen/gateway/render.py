@@ -1,17 +1,22 @@
-"""Messages to tokens and back: what the gateway asks of a model's message format.
+"""Messages to tokens and back, for the model family at hand.
 
-Who fulfils it is decided in `fulmen.gateway.formats`.
+The work is done by the `renderers` package, which knows the formats of the common families. For
+other models there is the tokenizer's chat template; its conversations are continued by a check of
+its own output: if the longer conversation's text begins with the served text, only the rest is
+encoded.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+import orjson
+
+from fulmen.schema.errors import ModelError
 from fulmen.schema.records import JSON
 
 Message = dict[str, JSON]
-"""In the form of OpenAI's chat completions."""
-Tools = Sequence[dict[str, JSON]]
+Tools = Sequence[dict[str, JSON]] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +33,7 @@ class Answer:
     """A completion read as a message."""
 
     content: str
-    """Without white space at its ends."""
-    reasoning: str = ""
-    """Likewise."""
+    reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
 
 
@@ -47,18 +50,12 @@ class ChatRenderer(Protocol):
         """Tokens that are structure, not text, with their spelling."""
         ...
 
-    @property
-    def bare_calls(self) -> bool:
-        """Whether tool calls are written as plain text, so that text may turn out to be one."""
-        ...
-
     def render(
         self, messages: Sequence[Message], tools: Tools, options: Mapping[str, JSON]
     ) -> tuple[int, ...]:
         """The prompt that asks for the next assistant turn.
 
-        Raises:
-            ValueError: the format refuses the messages or the options.
+        Raises ValueError if the template refuses the messages or the options.
         """
         ...
 
@@ -70,20 +67,172 @@ class ChatRenderer(Protocol):
         tools: Tools,
         options: Mapping[str, JSON],
     ) -> tuple[int, ...] | None:
-        """The same prompt, made by going on from the served (prompt, completion).
+        """The same prompt, beginning with the served (prompt, completion) token for token.
 
-        The first `known` messages are those of the served prompt and its answer; the rest holds no
-        assistant turn. None if the format does not allow it.
+        The first `known` messages are those of the served prompt and its answer. None if the
+        format does not allow it.
         """
         ...
 
     def parse(self, prompt: Sequence[int], completion: Sequence[int], tools: Tools) -> Answer:
-        """Read a completion. Tool calls that are malformed, or that nobody offered, stay text."""
+        """Read a completion; malformed tool calls stay text."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens; special tokens are left out."""
+        """The text of tokens; structure and end-of-turn tokens are left out."""
         ...
+
+
+_FAMILIES: Mapping[str, tuple[str, str]] = {
+    "qwen3": ("Qwen3RendererConfig", "<|im_start|>"),
+    "qwen3_moe": ("Qwen3RendererConfig", "<|im_start|>"),
+    "llama": ("Llama3RendererConfig", "<|start_header_id|>"),
+    "gpt_oss": ("GptOssRendererConfig", "<|channel|>"),
+    "glm4_moe": ("GLM45RendererConfig", "<|assistant|>"),
+    "deepseek_v3": ("DeepSeekV3RendererConfig", "<｜Assistant｜>"),
+}
+"""model_type to the configuration in `renderers`, and a token that the family's tokenizers have:
+architecture alone does not decide the format (many fine-tunes of llama speak another)."""
+
+_TOOL_CALL_MARKER = "<tool_call>"
+
+
+def make_renderer(tokenizer: Any, model_type: str) -> "ChatRenderer":  # noqa: ANN401
+    """The renderer for a tokenizer (of transformers) and the `model_type` of its model.
+
+    Raises:
+        ModelError: neither the family is known nor is there a chat template.
+    """
+    import renderers  # 1.4 s: it brings the openai package and all families
+
+    vocabulary = tokenizer.get_vocab()
+    known = _FAMILIES.get(model_type)
+    if known is not None and known[1] in vocabulary:
+        return _Family(tokenizer, getattr(renderers, known[0]))
+    if not getattr(tokenizer, "chat_template", None):
+        raise ModelError(f"models of type {model_type!r} are not known and have no chat template")
+    parser = "hermes" if _TOOL_CALL_MARKER in vocabulary else None
+    return _Template(tokenizer, renderers.DefaultRendererConfig, {"tool_parser": parser})
+
+
+class _Family:
+    """A family that `renderers` knows by heart."""
+
+    def __init__(
+        self,
+        tokenizer: Any,  # noqa: ANN401 - transformers' tokenizers share no useful type
+        config: Any,  # noqa: ANN401 - one of renderers' config classes
+        fixed: Mapping[str, JSON] | None = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._config = config
+        self._fixed = dict(fixed or {})
+        self._by_options: dict[bytes, Any] = {}
+        self._plain = self._renderer({})
+        self._stop_ids = frozenset(self._plain.get_stop_token_ids())
+        self._markers = {
+            token_id: token.content
+            for token_id, token in tokenizer.added_tokens_decoder.items()
+            if token.special or token.content in ("<think>", "</think>", _TOOL_CALL_MARKER)
+        }
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        return self._stop_ids
+
+    @property
+    def markers(self) -> Mapping[int, str]:
+        return self._markers
+
+    def render(
+        self, messages: Sequence[Message], tools: Tools, options: Mapping[str, JSON]
+    ) -> tuple[int, ...]:
+        renderer = self._renderer(options)
+        return tuple(
+            renderer.render_ids(_plain(messages), tools=_listed(tools), add_generation_prompt=True)
+        )
+
+    def extend(
+        self,
+        served: tuple[tuple[int, ...], tuple[int, ...]],
+        messages: Sequence[Message],
+        known: int,
+        tools: Tools,
+        options: Mapping[str, JSON],
+    ) -> tuple[int, ...] | None:
+        prompt, completion = served
+        bridged = self._renderer(options).bridge_to_next_turn(
+            list(prompt), list(completion), _plain(messages[known:]), tools=_listed(tools)
+        )
+        return None if bridged is None else tuple(bridged.token_ids)
+
+    def parse(self, prompt: Sequence[int], completion: Sequence[int], tools: Tools) -> Answer:
+        parsed = self._plain.parse_response(
+            list(completion), prompt_ids=list(prompt), tools=_listed(tools)
+        )
+        good = [c for c in parsed.tool_calls if c.status == "ok" and c.name]
+        content = parsed.content
+        if not good and any(c.status != "ok" for c in parsed.tool_calls):
+            # What was meant as a call but is none: the agent should see what the model wrote.
+            content = self._tokenizer.decode(
+                [i for i in completion if i not in self._stop_ids], skip_special_tokens=False
+            ).strip()
+        return Answer(
+            content=content,
+            reasoning=parsed.reasoning_content,
+            tool_calls=tuple(ToolCall(c.name, _arguments(c.arguments)) for c in good),
+        )
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def _renderer(self, options: Mapping[str, JSON]) -> Any:  # noqa: ANN401 - a renderers.Renderer
+        import renderers
+
+        key = orjson.dumps(dict(options), option=orjson.OPT_SORT_KEYS)
+        if key not in self._by_options:
+            self._by_options[key] = renderers.create_renderer(
+                self._tokenizer,
+                self._config(**self._fixed),
+                chat_template_kwargs=dict(options) or None,
+            )
+        return self._by_options[key]
+
+
+class _Template(_Family):
+    """Any other model, by its tokenizer's chat template."""
+
+    def extend(
+        self,
+        served: tuple[tuple[int, ...], tuple[int, ...]],
+        messages: Sequence[Message],
+        known: int,  # noqa: ARG002 - the template sees the conversation as a whole
+        tools: Tools,
+        options: Mapping[str, JSON],
+    ) -> tuple[int, ...] | None:
+        whole = self._tokenizer.apply_chat_template(
+            _plain(messages),
+            tools=_listed(tools),
+            add_generation_prompt=True,
+            tokenize=False,
+            **options,
+        )
+        before = served[0] + served[1]
+        text = self._tokenizer.decode(list(before), skip_special_tokens=False)
+        if not whole.startswith(text):
+            return None
+        rest = self._tokenizer.encode(whole[len(text) :], add_special_tokens=False)
+        return before + tuple(rest)
+
+
+def _plain(messages: Sequence[Message]) -> list[Message]:
+    """Messages as templates expect them: absent instead of null, text instead of text parts."""
+    plain = []
+    for message in messages:
+        clean = {key: value for key, value in message.items() if value is not None}
+        clean["content"] = text_of(message.get("content"))
+        plain.append(clean)
+    return plain
 
 
 def text_of(content: JSON) -> str:
@@ -93,5 +242,13 @@ def text_of(content: JSON) -> str:
     'ab'
     """
     if isinstance(content, list):
-        return "".join(part.get("text") or part.get("refusal") or "" for part in content)
-    return content or ""
+        return "".join(part.get("text") or "" for part in content if isinstance(part, dict))
+    return content if isinstance(content, str) else ""
+
+
+def _listed(tools: Tools) -> list[Any] | None:
+    return list(tools) if tools else None
+
+
+def _arguments(arguments: JSON) -> str:
+    return arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
