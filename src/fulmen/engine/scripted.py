@@ -6,7 +6,7 @@ ids, token limits, versions, abortion, errors after closing. Nothing in it is ra
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -71,7 +71,7 @@ class ScriptedEngine:
         for _ in range(tokens):
             self._released.release()
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Delta]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         """Hand out the scripted completion; see `Engine.generate`."""
         check_request(request, self._info)
         self._refuse_if_closed()

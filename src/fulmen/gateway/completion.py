@@ -96,7 +96,9 @@ class TextStream:
         if found and not self._reasoning:
             place, self.stopped_at = min(found)
             return len(text[:place].rstrip())
-        end = len(text.rstrip(_REPLACEMENT).rstrip())
+        # Half a character may become any character, also the next one of a stop string.
+        text = text.rstrip(_REPLACEMENT)
+        end = len(text.rstrip())
         for stop in self._stops:
             for size in range(min(len(stop) - 1, len(text)), 0, -1):
                 if text.endswith(stop[:size]):

@@ -164,7 +164,25 @@ class _Family:
         bridged = self._renderer(options).bridge_to_next_turn(
             list(prompt), list(completion), _plain(messages[known:]), tools=_listed(tools)
         )
-        return None if bridged is None else tuple(bridged.token_ids)
+        if bridged is not None:
+            return tuple(bridged.token_ids)
+        return self._extend_by_text(prompt + completion, self.render(messages, tools, options))
+
+    def _extend_by_text(
+        self, served: tuple[int, ...], rendered: tuple[int, ...]
+    ) -> tuple[int, ...] | None:
+        """The served tokens and the rest of a new rendering, if its text begins with theirs.
+
+        Formats that may drop earlier reasoning refuse to continue at a new question; where there
+        was nothing to drop, the texts agree and the sampled tokens stay.
+        """
+        before = self._tokenizer.decode(list(served), skip_special_tokens=False)
+        whole = self._tokenizer.decode(list(rendered), skip_special_tokens=False)
+        if not whole.startswith(before):
+            return None
+        return served + tuple(
+            self._tokenizer.encode(whole[len(before) :], add_special_tokens=False)
+        )
 
     def parse(self, prompt: Sequence[int], completion: Sequence[int], tools: Tools) -> Answer:
         parsed = self._plain.parse_response(
@@ -200,7 +218,7 @@ class _Family:
 
 
 class _Template(_Family):
-    """Any other model, by its tokenizer's chat template."""
+    """Any other model, by its tokenizer's chat template: continued by comparing texts alone."""
 
     def extend(
         self,
@@ -210,19 +228,7 @@ class _Template(_Family):
         tools: Tools,
         options: Mapping[str, JSON],
     ) -> tuple[int, ...] | None:
-        whole = self._tokenizer.apply_chat_template(
-            _plain(messages),
-            tools=_listed(tools),
-            add_generation_prompt=True,
-            tokenize=False,
-            **options,
-        )
-        before = served[0] + served[1]
-        text = self._tokenizer.decode(list(before), skip_special_tokens=False)
-        if not whole.startswith(text):
-            return None
-        rest = self._tokenizer.encode(whole[len(text) :], add_special_tokens=False)
-        return before + tuple(rest)
+        return self._extend_by_text(served[0] + served[1], self.render(messages, tools, options))
 
 
 def _plain(messages: Sequence[Message]) -> list[Message]:

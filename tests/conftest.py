@@ -1,0 +1,39 @@
+"""What several tests share: the Calc example's tiny model and its tokenizer."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+CALC = ROOT / "examples" / "calc"
+
+
+@pytest.fixture(scope="session")
+def calc() -> Path:
+    """Folder of the Calc example."""
+    return CALC
+
+
+@pytest.fixture(scope="session")
+def calc_modules() -> Path:
+    """The Calc example's modules can be imported by name."""
+    if str(CALC) not in sys.path:
+        sys.path.insert(0, str(CALC))
+    return CALC
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    """The tiny model's tokenizer: byte-level, with Qwen3's special tokens."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(CALC / "base")
+
+
+@pytest.fixture(scope="session")
+def renderer(tokenizer):
+    """Qwen3's format over the tiny tokenizer."""
+    from fulmen.gateway.render import make_renderer
+
+    return make_renderer(tokenizer, "qwen3")
