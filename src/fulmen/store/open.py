@@ -3,73 +3,141 @@
 import secrets
 import sqlite3
 from pathlib import Path
+from urllib.parse import quote
 
-from sqlalchemy import Connection, create_engine, event, insert, select
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.pool import QueuePool
+from sqlalchemy import Connection, Engine, create_engine, event, insert, inspect, select
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import QueuePool, StaticPool
 
 from fulmen.schema.errors import StoreError
-from fulmen.store import tables as t
-from fulmen.store.rows import pack_value, unpack_value
+from fulmen.store import tables
 from fulmen.store.sqlite import SqliteStore
-from fulmen.store.writer import as_store_error
+
+MEMORY = ":memory:"
+
+_BUSY_TIMEOUT_S = 30.0
+"""How long to wait for another process that holds the file, a backup or a viewer."""
+
+_CAUSES = {
+    "SQLITE_FULL": ("no space left on device", "free some space and resume"),
+    "SQLITE_IOERR": ("the disk did not read or write as asked", "check the disk, then resume"),
+    "SQLITE_BUSY": ("another process is writing to it", "stop the other process"),
+    "SQLITE_READONLY": ("it may not be written", "check the permissions of file and folder"),
+    "SQLITE_CANTOPEN": ("it cannot be opened", "make its folder, and check the permissions"),
+    "SQLITE_CORRUPT": ("its contents are damaged", "restore a copy, or start a new run"),
+    "SQLITE_NOTADB": ("it is not a Fulmen store", "give the path of a run.db"),
+}
+"""By the beginning of SQLite's error name: what it means for the user, and what to do."""
 
 
-def open_store(path: Path | str) -> SqliteStore:
-    """Open or create a SQLite store.
+def open_store(path: Path | str, *, secret: bytes | None = None) -> SqliteStore:
+    """Open or create a SQLite store. Its folder must exist; the file is readable by its owner only.
+
+    Args:
+        path: the file, or ":memory:" for a store that ends with the process.
+        secret: signs the rollout keys; None: one that is made once and kept in the file.
 
     Raises:
         StoreError: the file is no store, is of another version, or cannot be written.
     """
-    engine = create_engine(f"sqlite:///{path}", poolclass=QueuePool, max_overflow=20)
-    event.listen(engine, "connect", _configure)
-    event.listen(engine, "begin", _begin)
+    where = str(path)
     try:
-        with engine.begin() as db:
-            t.metadata.create_all(db)
-            secret = _check(db, Path(path))
-    except SQLAlchemyError as error:
-        engine.dispose()
-        cause = getattr(error, "orig", None)
-        if isinstance(cause, sqlite3.DatabaseError) and "not a database" in str(cause):
-            raise StoreError(f"{path} is not a store of Fulmen") from None
-        raise as_store_error(error, engine) from error
-    except StoreError:
-        engine.dispose()
-        raise
-    return SqliteStore(engine, secret)
-
-
-def _check(db: Connection, path: Path) -> bytes:
-    """Compare versions; returns the secret, made at the first opening."""
-    found = {row.name: unpack_value(row.value) for row in db.execute(select(t.meta))}
-    if not found:
-        found = {"schema_version": t.SCHEMA_VERSION, "secret": secrets.token_bytes(32)}
-        rows = [{"name": name, "value": pack_value(value)} for name, value in found.items()]
-        db.execute(insert(t.meta), rows)
-    version = found["schema_version"]
-    if version != t.SCHEMA_VERSION:
-        age = "a newer" if version > t.SCHEMA_VERSION else "an older"
+        if where != MEMORY:
+            # It may hold the secret. SQLite gives its -wal and -shm files the same permissions.
+            Path(path).touch(mode=0o600, exist_ok=True)
+        writing = _engine(where, begin="BEGIN IMMEDIATE")
+    except OSError as error:
         raise StoreError(
-            f"{path} was written by {age} version of Fulmen (schema {version}, this one reads "
-            f"{t.SCHEMA_VERSION})",
-            hint="use that version to go on with this run, or start a new run",
+            f"{where}: {error.strerror}", hint="make the folder, and check its permissions"
+        ) from error
+    try:
+        with writing.begin() as connection:
+            secret = _prepare(connection, where, secret)
+    except BaseException as error:
+        writing.dispose()
+        if isinstance(error, DBAPIError):
+            raise explain(error, where) from error
+        raise
+    reading = None if where == MEMORY else _engine(where, begin="BEGIN")
+    return SqliteStore(writing, reading, secret, explain=lambda error: explain(error, where))
+
+
+def explain(error: DBAPIError, where: str) -> StoreError:
+    """A database error in the words of the user: which file, what happened, what to do."""
+    name = getattr(error.orig, "sqlite_errorname", "")
+    for beginning, (cause, hint) in _CAUSES.items():
+        if name.startswith(beginning):
+            return StoreError(f"{where}: {cause}", hint=hint)
+    return StoreError(f"{where}: {type(error.orig).__name__}: {error.orig}")
+
+
+def _prepare(connection: Connection, where: str, secret: bytes | None) -> bytes:
+    """Make the tables of a new store or check those of an old one; returns the secret."""
+    present = set(inspect(connection).get_table_names())
+    if not present:
+        tables.metadata.create_all(connection)
+        connection.execute(
+            insert(tables.meta), {"name": "format", "value": str(tables.FORMAT).encode()}
         )
-    return found["secret"]
+        zeros = [{"name": name, "value": 0} for name in tables.COUNTERS]
+        connection.execute(insert(tables.counters), zeros)
+    elif tables.meta.name not in present:
+        raise StoreError(f"{where}: it is not a Fulmen store", hint="give the path of a run.db")
+    query = select(tables.meta.c.name, tables.meta.c.value)
+    found = {row.name: row.value for row in connection.execute(query)}
+    _check_format(int(found.get("format", b"0")), where)
+    if secret is None:
+        secret = found.get("secret")
+    if secret is None:
+        secret = secrets.token_bytes(32)
+        connection.execute(insert(tables.meta), {"name": "secret", "value": secret})
+    return secret
 
 
-def _configure(connection: sqlite3.Connection, _: object) -> None:
-    # SQLAlchemy begins transactions itself (below); sqlite3's own way breaks savepoints.
-    connection.isolation_level = None
-    for pragma in (
-        "journal_mode=WAL",
-        # A commit survives the end of the process; only a power cut may lose the last ones.
-        "synchronous=NORMAL",
-        "foreign_keys=ON",
-        "busy_timeout=30000",
-    ):
-        connection.execute(f"PRAGMA {pragma}")
+def _check_format(found: int, where: str) -> None:
+    if found == tables.FORMAT:
+        return
+    age, remedy = (
+        ("a newer", "upgrade Fulmen")
+        if found > tables.FORMAT
+        else ("an older", "go on with the version that began the run")
+    )
+    raise StoreError(
+        f"{where}: written by {age} Fulmen (store format {found}, this one reads {tables.FORMAT})",
+        hint=f"{remedy}, or start a new run",
+    )
 
 
-def _begin(connection: Connection) -> None:
-    connection.exec_driver_sql("BEGIN")
+def _engine(where: str, *, begin: str) -> Engine:
+    """`begin`: the statement that opens a transaction."""
+
+    def connect() -> sqlite3.Connection:
+        # A URI, so that a path with "?" or "%" means itself, and mode=rw, so that a file deleted
+        # meanwhile is an error instead of an empty store.
+        target = MEMORY if where == MEMORY else f"file:{quote(where)}?mode=rw"
+        connection = sqlite3.connect(
+            target,
+            uri=where != MEMORY,
+            timeout=_BUSY_TIMEOUT_S,
+            check_same_thread=False,
+            # sqlite3's own way of beginning transactions breaks savepoints; `begin` does it.
+            isolation_level=None,
+        )
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            # A commit survives the end of the process; a power cut may take the last ones, never
+            # the file.
+            connection.execute("PRAGMA synchronous=NORMAL")
+            connection.execute("PRAGMA foreign_keys=ON")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    if where == MEMORY:
+        engine = create_engine("sqlite://", creator=connect, poolclass=StaticPool)
+    else:
+        # As many connections as there are threads that read; the event loops bound those.
+        engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool, max_overflow=-1)
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
+    return engine

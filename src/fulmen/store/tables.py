@@ -1,13 +1,16 @@
-"""The tables, declared once for every database.
+"""The tables: one schema for every database that can hold a store.
 
-Portable types only: text, numbers, binary. Records that are always read and written whole are kept
-as one JSON document beside the columns that are searched; token arrays are little-endian binary.
+Only portable types. What is looked up has a column; everything else of a record is one JSON text
+(`fulmen.store.rows`). Token ids and log-probabilities are packed arrays, four bytes a number.
+Times are Unix time in seconds.
 """
 
 from sqlalchemy import (
+    BigInteger,
     Column,
-    Float,
+    Double,
     ForeignKey,
+    ForeignKeyConstraint,
     Index,
     Integer,
     LargeBinary,
@@ -17,117 +20,137 @@ from sqlalchemy import (
     Text,
 )
 
-SCHEMA_VERSION = 1
-"""Raised with every change of the tables; a store of another version is refused."""
+FORMAT = 1
+"""Version of this schema, kept in `meta`; a store of another version is not opened."""
 
 metadata = MetaData()
+
+# SQLite gives out increasing numbers by itself only for the exact type INTEGER.
+_position = BigInteger().with_variant(Integer, "sqlite")
 
 meta = Table(
     "meta",
     metadata,
-    Column("name", String(64), primary_key=True),
+    Column("name", String, primary_key=True),
     Column("value", LargeBinary, nullable=False),
 )
-"""`schema_version`, and `secret`: what rollout keys are signed with."""
 
 rollouts = Table(
     "rollouts",
     metadata,
-    Column("position", Integer, primary_key=True, autoincrement=True),
-    Column("id", String(128), nullable=False, unique=True),
-    Column("step", Integer, nullable=False),
-    Column("split", String(16), nullable=False),
-    Column("status", String(16), nullable=False),
-    Column("attempt", Integer, nullable=False),
-    Column("record", LargeBinary, nullable=False),
+    # The place in the queue. A retried rollout keeps it: its group is waiting for it.
+    Column("position", _position, primary_key=True),
+    Column("id", String, nullable=False, unique=True),
+    Column("step", Integer, nullable=False, index=True),
+    Column("status", String, nullable=False),
+    Column("attempt", Integer, nullable=False),  # the last one begun
+    Column("attempts_before", Integer, nullable=False),  # begun before the rollout was discarded
+    Column("max_attempts", Integer, nullable=False),
+    Column("lease_expires", Double),  # null unless running
+    Column("record", Text, nullable=False),
+    Index("rollouts_by_status", "status", "position"),
 )
-"""One row a rollout; `position` is the order of the queue, `record` the Rollout as JSON."""
-Index("rollouts_by_status", rollouts.c.status, rollouts.c.position)
-Index("rollouts_by_step", rollouts.c.step)
+
+discarded = Table(
+    # The highest attempt of every rollout that was deleted, so that its number is never given
+    # again: a worker that outlived a crash cannot write into the repeated rollout.
+    "discarded",
+    metadata,
+    Column("rollout_id", String, primary_key=True),
+    Column("attempt", Integer, nullable=False),
+)
+
+
+def _rollout_id() -> Column[str]:
+    reference = ForeignKey("rollouts.id", ondelete="CASCADE")
+    return Column("rollout_id", String, reference, primary_key=True)
+
+
+def _of_attempt() -> tuple[Column[str], Column[int], ForeignKeyConstraint]:
+    return (
+        Column("rollout_id", String, primary_key=True),
+        Column("attempt", Integer, primary_key=True),
+        ForeignKeyConstraint(
+            ["rollout_id", "attempt"],
+            ["attempts.rollout_id", "attempts.attempt"],
+            ondelete="CASCADE",
+        ),
+    )
+
 
 attempts = Table(
     "attempts",
     metadata,
-    Column(
-        "rollout_id", String(128), ForeignKey(rollouts.c.id, ondelete="CASCADE"), primary_key=True
-    ),
-    Column("number", Integer, primary_key=True),
-    Column("worker", String(128), nullable=False),
-    Column("started", Float, nullable=False),
-    Column("expires", Float, nullable=False),
-    Column("ended", Float),
-    Column("outcome", LargeBinary),
+    _rollout_id(),
+    Column("attempt", Integer, primary_key=True),
+    Column("worker", String, nullable=False),
+    Column("started", Double, nullable=False),
+    Column("ended", Double),  # null while running
+    Column("outcome", Text),
 )
-"""`outcome` is the Outcome as JSON; null while the attempt runs."""
 
 calls = Table(
     "calls",
     metadata,
-    Column("id", String(128), primary_key=True),
-    Column("rollout_id", String(128), ForeignKey(rollouts.c.id, ondelete="CASCADE")),
-    Column("attempt", Integer, nullable=False),
-    Column("position", Integer, nullable=False),
-    Column("choice", Integer, nullable=False),
+    *_of_attempt(),
+    Column("id", String, primary_key=True),
+    Column("choice", Integer, primary_key=True),
+    Column("index", Integer, nullable=False),
+    Column("parent", String),
+    Column("protocol", String, nullable=False),
     Column("prompt_ids", LargeBinary, nullable=False),
     Column("completion_ids", LargeBinary, nullable=False),
     Column("logprobs", LargeBinary, nullable=False),
-    Column("record", LargeBinary, nullable=False),
+    Column("versions", Text, nullable=False),
+    Column("temperature", Double, nullable=False),
+    Column("top_p", Double, nullable=False),
+    Column("finish_reason", String, nullable=False),
+    Column("drift", Text),
+    Column("request", Text, nullable=False),
+    Column("response", Text, nullable=False),
+    Column("started", Double, nullable=False),
+    Column("ended", Double, nullable=False),
 )
-"""`record` is the Call as JSON without its token arrays."""
-Index("calls_by_attempt", calls.c.rollout_id, calls.c.attempt)
 
 spans = Table(
     "spans",
     metadata,
-    Column("id", String(128), primary_key=True),
-    Column("rollout_id", String(128), ForeignKey(rollouts.c.id, ondelete="CASCADE")),
-    Column("attempt", Integer, nullable=False),
-    Column("record", LargeBinary, nullable=False),
+    *_of_attempt(),
+    Column("id", String, primary_key=True),
+    Column("record", Text, nullable=False),
 )
-Index("spans_by_attempt", spans.c.rollout_id, spans.c.attempt)
 
 rewards = Table(
     "rewards",
     metadata,
-    Column("rollout_id", String(128), ForeignKey(rollouts.c.id, ondelete="CASCADE")),
-    Column("attempt", Integer, nullable=False),
-    Column("name", String(128), nullable=False),
-    Column("source", String(16), nullable=False),
-    Column("target", String(256), nullable=False),
-    Column("value", Float, nullable=False),
-    Column("record", LargeBinary, nullable=False),
-)
-"""`target` is the call or span that the reward is for; empty for the rollout itself."""
-Index(
-    "rewards_by_target",
-    rewards.c.rollout_id,
-    rewards.c.attempt,
-    rewards.c.name,
-    rewards.c.source,
-    rewards.c.target,
-    unique=True,
+    *_of_attempt(),
+    Column("name", String, primary_key=True),
+    Column("source", String, primary_key=True),
+    # '' stands for None: a null would be unequal to itself, and the reward be kept twice.
+    Column("call_id", String, primary_key=True),
+    Column("span_id", String, primary_key=True),
+    Column("value", Double, nullable=False),
 )
 
 steps = Table(
     "steps",
     metadata,
-    Column("step", Integer, primary_key=True),
-    Column("record", LargeBinary, nullable=False),
+    Column("step", Integer, primary_key=True, autoincrement=False),
+    Column("record", Text, nullable=False),
 )
 
 consumed = Table(
+    # The primary key is the promise: a rollout belongs to one step at most.
     "consumed",
     metadata,
-    Column("rollout_id", String(128), primary_key=True),
-    Column("step", Integer, nullable=False),
+    Column("rollout_id", String, ForeignKey("rollouts.id"), primary_key=True),
+    Column("step", Integer, ForeignKey("steps.step"), nullable=False, index=True),
 )
-"""A rollout is consumed by at most one step: the primary key says so."""
-Index("consumed_by_step", consumed.c.step)
 
 counters = Table(
     "counters",
     metadata,
-    Column("name", Text, primary_key=True),
-    Column("value", Integer, nullable=False),
+    Column("name", String, primary_key=True),
+    Column("value", BigInteger, nullable=False),
 )
-"""What was refused, and how often."""
+COUNTERS = ("refused_calls", "refused_spans", "refused_results")

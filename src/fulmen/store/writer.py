@@ -1,112 +1,256 @@
-"""One thread that writes: whatever is waiting goes into one transaction.
+"""One thread that writes: all changes that are waiting go into one transaction (group commit).
 
-A commit costs the same for one change as for a hundred, so under load the store gets faster per
-change. Each change runs in a savepoint of its own: one that is refused does not spoil the others.
+A commit costs the same for one change as for a hundred, so the busier the store, the cheaper a
+change. Each change runs in a savepoint of its own: one that is refused undoes only itself.
+
+A change whose caller does not wait for it was promised to be kept. If it cannot be, nothing that
+comes after may pretend that it was: the writer stops, and everyone gets the reason.
 """
 
-import queue
+import asyncio
+import copy
+import logging
 import threading
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from fulmen.schema.errors import FulmenError, StoreError
 
 T = TypeVar("T")
-Change = Callable[[Connection], T]
+CAPACITY = 4096
+"""Changes that may wait; whoever brings more waits as well, so that memory stays bounded."""
 
-_MOST_AT_ONCE = 512
-_MOST_WAITING = 10_000
-"""Beyond it, whoever wants to write waits: memory stays bounded."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
-    change: Change[Any]
-    future: "Future[Any]"
+class Change(Generic[T]):
+    """What a piece of work did, announced once it is on disk."""
+
+    value: T
+    """For the caller."""
+    queued: int = 0
+    """Rollouts that can now be claimed."""
+    finished: tuple[str, ...] = ()
+    """Ids of rollouts that reached their end."""
+    ended: tuple[tuple[str, int], ...] = ()
+    """Rollout id and number of each attempt that may no longer write."""
+
+
+Work = Callable[[Connection], Change[T]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job(Generic[T]):
+    """Work on its way through the writer."""
+
+    work: Work[T]
+    future: "Future[T]" = field(default_factory=Future)
+    promised: bool = False
+    """The caller does not wait; losing the work stops the writer."""
+    parks: bool = False
+    """A falsy value means "nothing yet": run again once rollouts have been queued."""
+    unwanted: Callable[[T], None] = lambda _: None
+    """Called with the value if the caller stopped waiting while it was produced."""
 
 
 class Writer:
-    """Runs changes in the order they were given."""
+    """Runs work in the order given, on a thread of its own."""
 
-    def __init__(self, engine: Engine, committed: Callable[[], None]) -> None:
-        """`committed` is called in the writer's thread after every commit."""
-        self._engine = engine
-        self._committed = committed
-        self._jobs: queue.Queue[_Job | None] = queue.Queue(_MOST_WAITING)
-        self._thread = threading.Thread(target=self._work, name="store-writer", daemon=True)
-        self._closed = False
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        announce: Callable[[Change[Any]], None],
+        stopped: Callable[[StoreError], None],
+        explain: Callable[[DBAPIError], StoreError],
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            engine: begins the transactions.
+            announce: called in the writer's thread after each change has been committed.
+            stopped: called once when the writer is closed or stops, with the reason.
+            explain: says in words what a database error means.
+        """
+        self._engine, self._announce, self._explain = engine, announce, explain
+        self._stopped = stopped
+        self._changed = threading.Condition()
+        self._waiting: deque[Job[Any]] = deque()
+        self._end: StoreError | None = None
+        # Only the thread touches these two.
+        self._parked: deque[Job[Any]] = deque()
+        self._wakes = 0
+        self._thread = threading.Thread(target=self._run, name="fulmen-store", daemon=True)
         self._thread.start()
 
-    def submit(self, change: Change[T]) -> "Future[T]":
-        """Queue a change; the future resolves when it is on disk, or refuses with its error."""
-        if self._closed:
-            raise StoreError("the store is closed")
-        future: Future[T] = Future()
-        self._jobs.put(_Job(change, future))
-        return future
+    async def run(self, work: Work[T]) -> T:
+        """Do the work and return its value once it is on disk."""
+        job = Job(work)
+        await self.submit(job)
+        return await asyncio.wrap_future(job.future)
 
-    def close(self) -> None:
-        """Finish what is queued and end the thread."""
-        if not self._closed:
-            self._closed = True
-            self._jobs.put(None)
-            self._thread.join()
+    async def submit(self, job: Job[Any]) -> None:
+        """Queue a job; waits while too many are queued.
 
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            jobs, last = [job], False
-            while len(jobs) < _MOST_AT_ONCE and not last:
-                try:
-                    following = self._jobs.get_nowait()
-                except queue.Empty:
-                    break
-                if following is None:
-                    last = True
-                else:
-                    jobs.append(following)
-            self._commit(jobs)
-            if last:
-                return
+        Raises:
+            StoreError: the writer is closed, or has stopped because it lost what it had promised.
+        """
+        if not self.offer(job, block=False):
+            await asyncio.to_thread(self.offer, job, block=True)
 
-    def _commit(self, jobs: list[_Job]) -> None:
-        """Run the jobs in one transaction and tell their owners."""
-        done: list[tuple[_Job, object]] = []
-        refused: list[tuple[_Job, Exception]] = []
+    def offer(self, job: Job[Any], *, block: bool) -> bool:
+        """Queue a job; returns False if there is no room. Raises as `submit` does."""
+        with self._changed:
+            if block:
+                self._changed.wait_for(lambda: self._end or len(self._waiting) < CAPACITY)
+            self.check()
+            if len(self._waiting) >= CAPACITY:
+                return False
+            self._waiting.append(job)
+            self._changed.notify_all()
+            return True
+
+    def later(self, job: Job[Any]) -> None:
+        """Queue a job for which nobody waits, even if there is no room.
+
+        It is dropped if the writer has ended: its promise dies with the process anyway.
+        """
+        with self._changed:
+            if not self._end:
+                self._waiting.append(job)
+                self._changed.notify_all()
+
+    def check(self) -> None:
+        """Raise StoreError if the writer is closed or has stopped."""
+        if self._end:
+            raise copy.copy(self._end)  # each caller gets a traceback of its own
+
+    def close(self, reason: StoreError) -> StoreError | None:
+        """Finish what is queued and end the thread.
+
+        Returns why the writer had stopped before, or None if it had not.
+        """
+        with self._changed:
+            before, self._end = self._end, self._end or reason
+            self._changed.notify_all()
+        self._thread.join()
+        return before
+
+    def _run(self) -> None:
+        while (batch := self._next_batch()) is not None:
+            if batch:
+                self._commit(batch)
+        assert self._end is not None
+        for job in self._parked:
+            _reject(job, self._end)
+        self._stopped(self._end)
+
+    def _next_batch(self) -> list[Job[Any]] | None:
+        """All that can be run, claims that were parked first; None when the writer is to end."""
+        self._parked = deque(job for job in self._parked if not job.future.cancelled())
+        # A rollout serves at least one claim: waking more claims than rollouts were queued would
+        # be work for nothing.
+        woken = min(self._wakes, len(self._parked))
+        batch = [self._parked.popleft() for _ in range(woken)]
+        self._wakes = 0
+        with self._changed:
+            if not batch:
+                self._changed.wait_for(lambda: self._waiting or self._end)
+            arrived = list(self._waiting)
+            self._waiting.clear()
+            self._changed.notify_all()
+        for job in arrived:
+            # Others wait already, so there was nothing to claim; it goes behind them.
+            (self._parked if job.parks and self._parked else batch).append(job)
+        return batch if batch or arrived else None
+
+    def _commit(self, batch: list[Job[Any]]) -> None:
+        wanted = [job for job in batch if not job.future.cancelled()]
+        # What a cancelled claim was woken for is for the next in line.
+        self._wakes += sum(job.parks for job in batch) - sum(job.parks for job in wanted)
         try:
             with self._engine.begin() as connection:
-                for job in jobs:
-                    try:
-                        with connection.begin_nested():
-                            done.append((job, job.change(connection)))
-                    except FulmenError as error:
-                        refused.append((job, error))
-                    except IntegrityError as error:
-                        refused.append((job, as_store_error(error, self._engine)))
-        except Exception as error:  # the transaction is lost, and with it every change in it
-            failure = as_store_error(error, self._engine)
-            refused = [(job, failure) for job in jobs]
-            done = []
-        for job, value in done:
-            job.future.set_result(value)
-        for job, error in refused:
-            job.future.set_exception(error)
-        if done:
-            self._committed()
+                done = [(job, self._attempt(connection, job)) for job in wanted]
+        except Exception as error:  # the transaction is undone, and so is every job of the batch
+            failure = self._in_words(error)
+            if any(job.promised for job in wanted):
+                self._stop(failure)
+            else:
+                self._wakes = len(self._parked)
+            for job in wanted:
+                _reject(job, failure)
+            return
+        for job, outcome in done:
+            self._settle(job, outcome)
+
+    def _attempt(self, connection: Connection, job: Job[Any]) -> Change[Any] | Exception:
+        """Run one job in a savepoint; returns the reason if the job is refused."""
+        savepoint = connection.begin_nested()
+        try:
+            change = job.work(connection)
+        except Exception as error:
+            # A failing disk spoils the whole transaction (SQLite may have undone it already),
+            # a violated constraint or a refusal only the job.
+            spoils = isinstance(error, DBAPIError) and not isinstance(error, IntegrityError)
+            if spoils or job.promised:
+                raise
+            savepoint.rollback()
+            return error
+        savepoint.commit()
+        return change
+
+    def _settle(self, job: Job[Any], outcome: Change[Any] | Exception) -> None:
+        if isinstance(outcome, Exception):
+            known = isinstance(outcome, FulmenError)
+            self._wakes += job.parks
+            _reject(job, outcome if known else self._in_words(outcome))
+            return
+        if job.parks and not outcome.value:
+            self._parked.append(job)
+            return
+        self._wakes += outcome.queued
+        try:
+            self._announce(outcome)
+        except Exception:
+            # A listener's bug must not make a change look undone that is on disk.
+            _log.exception("a listener of the store raised")
+        try:
+            job.future.set_result(outcome.value)
+        except InvalidStateError:  # the caller was cancelled meanwhile
+            job.unwanted(outcome.value)
+
+    def _stop(self, reason: StoreError) -> None:
+        with self._changed:
+            self._end = reason
+            lost = list(self._waiting)
+            self._waiting.clear()
+            self._changed.notify_all()
+        self._wakes = 0
+        for job in lost:
+            _reject(job, reason)
+
+    def _in_words(self, error: Exception) -> StoreError:
+        if isinstance(error, DBAPIError):
+            words = self._explain(error)
+        elif isinstance(error, StoreError):
+            words = error
+        else:
+            words = StoreError(f"the store could not write: {type(error).__name__}: {error}")
+        words.__cause__ = error if words is not error else None
+        return words
 
 
-def as_store_error(error: Exception, engine: Engine) -> StoreError:
-    """A database error in words: what could not be written, and what to do."""
-    where = engine.url.database or "the store"
-    cause = getattr(error, "orig", None) or error
-    text = str(cause)
-    if "disk is full" in text or "No space left" in text:
-        return StoreError(
-            f"{where}: no space left on device", hint="free some space, then go on with --resume"
-        )
-    kind = "" if isinstance(error, SQLAlchemyError) else f"{type(error).__name__}: "
-    return StoreError(f"{where}: cannot be written ({kind}{text[:200]})")
+def _reject(job: Job[Any], error: Exception) -> None:
+    reason = copy.copy(error)
+    reason.__cause__ = error.__cause__
+    try:
+        job.future.set_exception(reason)
+    except InvalidStateError:
+        return  # cancelled: nobody is waiting for it

@@ -1,0 +1,842 @@
+"""One suite for every store: what `fulmen.store.base.Store` promises."""
+
+import asyncio
+import contextlib
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sqlalchemy import Engine, event
+
+from fulmen.schema.errors import DataError, LeaseLost, StoreError
+from fulmen.schema.keys import KeyRefused, read_key
+from fulmen.schema.records import (
+    Call,
+    Lease,
+    Outcome,
+    Reward,
+    Rollout,
+    Sampling,
+    Span,
+    StepRecord,
+    Task,
+    VersionSpan,
+)
+from fulmen.store.open import open_store
+from fulmen.store.sqlite import SqliteStore
+from fulmen.store.writer import CAPACITY
+
+DONE = Outcome(output="42")
+FAR_AHEAD = 1e12
+"""Unix time by which every lease is over."""
+WAIT_S = 30.0
+"""Longer than any of these tests takes: what waits so long was not woken."""
+
+
+@pytest.fixture(params=["memory", "file"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SqliteStore]:
+    opened = open_store(":memory:" if request.param == "memory" else tmp_path / "run.db")
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.db"
+
+
+def rollout(name: str, *, step: int = 1, max_attempts: int = 3) -> Rollout:
+    task = Task(id="t1", input={"question": "1+1?"}, metadata={"answer": 2})
+    return Rollout(id=name, task=task, group="g1", step=step, max_attempts=max_attempts)
+
+
+def call(lease: Lease, index: int, *, choice: int = 0) -> Call:
+    return Call(
+        id=f"chatcmpl-{index}",
+        rollout_id=lease.rollout.id,
+        attempt=lease.attempt,
+        index=index,
+        choice=choice,
+        protocol="chat",
+        prompt_ids=(1, 151_645),
+        completion_ids=(7,),
+        logprobs=(-0.5,),
+        versions=(VersionSpan(start=0, version=3),),
+        temperature=1.0,
+        top_p=1.0,
+        finish_reason="stop",
+    )
+
+
+def step_record(step: int, *consumed: str) -> StepRecord:
+    return StepRecord(step=step, version=step, consumed=consumed, metrics={"loss": 0.5})
+
+
+async def claimed(store: SqliteStore, *names: str, lease_s: float = 60.0) -> list[Lease]:
+    await store.enqueue([rollout(name) for name in names])
+    return await store.claim("w1", limit=len(names), lease_s=lease_s)
+
+
+async def finished(store: SqliteStore, *names: str) -> list[Lease]:
+    leases = await claimed(store, *names)
+    for lease in leases:
+        await store.finish(lease, DONE)
+    return leases
+
+
+async def reached(store: SqliteStore) -> None:
+    """Return when all that was started before has reached the store's writer."""
+    await asyncio.sleep(0)
+    await store.heartbeat([])
+
+
+class Hold:
+    """Stops the store's writer at every end of an attempt, after the commit."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        self._arrived, self._free = threading.Semaphore(0), threading.Semaphore(0)
+        store.on_attempt_end(self._stop)
+
+    def _stop(self, *_: object) -> None:
+        self._arrived.release()
+        assert self._free.acquire(timeout=WAIT_S)
+
+    async def reached(self) -> None:
+        assert await asyncio.to_thread(self._arrived.acquire, timeout=WAIT_S)
+
+    def release(self, times: int = 1) -> None:
+        self._free.release(times)
+
+
+def names_of(leases: list[Lease]) -> list[str]:
+    return [lease.rollout.id for lease in leases]
+
+
+# --- the queue
+
+
+async def test_rollouts_are_claimed_in_the_order_they_were_queued(store):
+    await store.enqueue([rollout("b"), rollout("a")])
+    await store.enqueue([rollout("c")])
+    assert names_of(await store.claim("w1", limit=2)) == ["b", "a"]
+    assert names_of(await store.claim("w1", limit=2)) == ["c"]
+
+
+async def test_a_rollout_that_is_known_is_not_queued_again(store):
+    assert await store.enqueue([rollout("a"), rollout("a", step=9)]) == 1
+    await store.claim("w1")
+    assert await store.enqueue([rollout("a", step=9), rollout("b")]) == 1
+    assert names_of(await store.claim("w1", limit=5)) == ["b"]
+
+
+async def test_an_empty_queue_gives_no_lease(store):
+    assert await store.claim("w1") == []
+    assert await store.claim("w1", wait_s=0.01) == []
+
+
+async def test_a_waiting_claim_gets_the_rollout_queued_later(store):
+    waiting = asyncio.create_task(store.claim("w1", wait_s=WAIT_S))
+    await reached(store)
+    await store.enqueue([rollout("a")])
+    assert names_of(await waiting) == ["a"]
+
+
+async def test_waiting_claims_are_served_in_turn(store):
+    waiting = []
+    for worker in ("w1", "w2", "w3"):
+        waiting.append(asyncio.create_task(store.claim(worker, limit=2, wait_s=WAIT_S)))
+        await reached(store)
+    await store.enqueue([rollout(name) for name in "abc"])
+    assert [names_of(await task) for task in waiting[:2]] == [["a", "b"], ["c"]]
+    await store.enqueue([rollout("d")])
+    assert names_of(await waiting[2]) == ["d"]
+
+
+async def test_a_waiting_claim_is_woken_by_a_retry(store):
+    (lease,) = await claimed(store, "a")
+    waiting = asyncio.create_task(store.claim("w2", wait_s=WAIT_S))
+    await reached(store)
+    await store.finish(lease, Outcome(failure="infrastructure"))
+    assert [(x.rollout.id, x.attempt) for x in await waiting] == [("a", 2)]
+
+
+async def test_a_cancelled_claim_takes_nothing_with_it(store):
+    gone = asyncio.create_task(store.claim("w1", wait_s=WAIT_S))
+    waiting = asyncio.create_task(store.claim("w2", wait_s=WAIT_S))
+    await reached(store)
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    await store.enqueue([rollout("a")])
+    assert [(x.worker, x.attempt) for x in await waiting] == [("w2", 1)]
+
+
+async def test_leases_that_reach_a_cancelled_claim_return_to_the_queue(store):
+    await store.enqueue([rollout("a", max_attempts=1)])
+    gone = asyncio.create_task(store.claim("w1"))
+    await asyncio.sleep(0)
+    # This loop stands still until the claim has been granted, so it learns of it too late.
+    elsewhere = threading.Thread(target=lambda: asyncio.run(store.heartbeat([])))
+    elsewhere.start()
+    elsewhere.join()
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    (lease,) = await store.claim("w2", wait_s=WAIT_S)
+    assert (lease.attempt, lease.worker) == (1, "w2")
+
+
+async def test_a_claim_cancelled_while_it_is_granted_leaves_the_rollout_in_the_queue(store):
+    first, second = await claimed(store, "x", "y")
+    await store.enqueue([rollout("a", max_attempts=1)])
+    hold = Hold(store)
+    ends = [asyncio.create_task(store.finish(first, DONE))]
+    await hold.reached()
+    ends.append(asyncio.create_task(store.finish(second, DONE)))
+    await asyncio.sleep(0)
+    gone = asyncio.create_task(store.claim("w1"))
+    await asyncio.sleep(0)
+    hold.release()
+    await hold.reached()  # "y" and the claim are on disk; the claim has not been answered
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    hold.release()
+    assert await asyncio.gather(*ends) == ["succeeded", "succeeded"]
+    (lease,) = await store.claim("w2", wait_s=WAIT_S)
+    assert (lease.attempt, lease.worker) == (1, "w2")
+
+
+def test_claimers_in_several_threads_never_get_the_same_rollout(path):
+    store, taken = open_store(path), []
+
+    async def work(worker: str) -> None:
+        while leases := await store.claim(worker, limit=3):
+            taken.extend(leases)
+            for lease in leases:
+                await store.finish(lease, DONE)
+
+    asyncio.run(store.enqueue([rollout(f"r{i}") for i in range(100)]))
+    threads = [threading.Thread(target=lambda w=w: asyncio.run(work(w))) for w in ("w1", "w2")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    asyncio.run(store.close())
+    assert sorted(names_of(taken)) == sorted(f"r{i}" for i in range(100))
+    assert {lease.attempt for lease in taken} == {1}
+
+
+async def test_a_claim_is_woken_by_an_enqueue_on_another_event_loop(store):
+    waiting = asyncio.create_task(store.claim("w1", wait_s=WAIT_S))
+    await reached(store)
+    await asyncio.to_thread(lambda: asyncio.run(store.enqueue([rollout("a")])))
+    assert names_of(await waiting) == ["a"]
+
+
+async def test_the_key_of_a_lease_states_the_attempt_and_how_to_sample(store):
+    sampling = Sampling(temperature=0.7, max_tokens=64)
+    task = Task(id="t1", input="x")
+    asked = Rollout(
+        id="a", task=task, group="g", step=1, split="eval", seed=5, sampling=sampling, deadline_s=9
+    )
+    await store.enqueue([asked])
+    (lease,) = await store.claim("w1", lease_s=60)
+    claims = read_key(lease.key, store.secret)
+    assert (claims.rollout_id, claims.attempt, claims.seed) == ("a", 1, 5)
+    assert (claims.sampling, claims.trained) == (sampling, False)
+    begun = lease.expires - 60
+    assert begun + 9 < claims.expires < begun + 9 + 300
+    assert lease.rollout == asked
+
+
+# --- leases and fencing
+
+
+async def test_a_late_result_of_a_replaced_attempt_is_refused(store):
+    (old,) = await claimed(store, "a", lease_s=0)
+    assert await store.expire_leases(now=FAR_AHEAD) == ["a"]
+    (new,) = await store.claim("w2")
+    with pytest.raises(LeaseLost, match="rollout a, attempt 1"):
+        await store.finish(old, Outcome(output="late"))
+    assert await store.finish(new, DONE) == "succeeded"
+    (result,) = await store.results(["a"])
+    assert (result.attempt, result.outcome) == (2, DONE)
+    assert (await store.counts())["refused_results"] == 1
+
+
+async def test_a_result_that_comes_twice_is_refused_the_second_time(store):
+    (lease,) = await finished(store, "a")
+    with pytest.raises(LeaseLost):
+        await store.finish(lease, Outcome(failure="agent"))
+    assert [r.outcome for r in await store.results(["a"])] == [DONE]
+
+
+async def test_late_calls_and_spans_are_refused_and_counted(store):
+    (old,) = await claimed(store, "a")
+    await store.record_calls([call(old, 0)])
+    await store.finish(old, Outcome(failure="infrastructure"))
+    (new,) = await store.claim("w2")
+    await store.record_calls([call(old, 1), call(new, 0)])
+    await store.record_spans([Span(id="s1", rollout_id="a", attempt=1, name="tool")])
+    await store.finish(new, DONE)
+    (result,) = await store.results(["a"])
+    assert result.calls == (call(new, 0),)
+    counts = await store.counts()
+    assert (counts["refused_calls"], counts["refused_spans"]) == (1, 1)
+
+
+async def test_only_leases_that_are_over_expire(store):
+    await claimed(store, "a", "b")
+    assert await store.expire_leases() == []
+    assert await store.expire_leases(now=FAR_AHEAD) == ["a", "b"]
+    assert (await store.counts())["queued"] == 2
+
+
+async def test_a_heartbeat_renews_a_lease_and_names_those_that_are_lost(store):
+    kept, lost = await claimed(store, "a", "b", lease_s=0)
+    await store.cancel(["b"])
+    assert await store.heartbeat([kept, lost], lease_s=60) == [lost]
+    assert await store.expire_leases() == []
+
+
+async def test_those_who_follow_attempts_hear_of_every_end(store):
+    ends: list[tuple[str, int]] = []
+    store.on_attempt_end(lambda name, attempt: ends.append((name, attempt)))
+    a, *_ = await claimed(store, "a", "b", "c")
+    await store.enqueue([rollout("never-begun"), rollout("d", step=2)])
+    await store.finish(a, DONE)
+    assert ends == [("a", 1)]
+    await store.cancel(["b", "never-begun"])
+    assert ends == [("a", 1), ("b", 1)]
+    await store.expire_leases(now=FAR_AHEAD)
+    assert ends == [("a", 1), ("b", 1), ("c", 1)]
+    await store.claim("w1", limit=2)
+    await store.discard_after(1)
+    assert ends == [("a", 1), ("b", 1), ("c", 1), ("d", 1)]
+
+
+# --- how rollouts end
+
+
+@pytest.mark.parametrize("failure", ["infrastructure", "timeout"])
+async def test_what_is_not_the_agents_fault_is_retried_until_no_attempt_is_left(store, failure):
+    await store.enqueue([rollout("a", max_attempts=2)])
+    (first,) = await store.claim("w1")
+    assert await store.finish(first, Outcome(failure=failure, error="lost")) == "queued"
+    assert await store.results(["a"]) == []
+    (second,) = await store.claim("w1")
+    assert await store.finish(second, Outcome(failure=failure, error="again")) == "failed"
+    (result,) = await store.results(["a"])
+    assert (result.attempt, result.outcome.error) == (2, "again")
+    assert await store.claim("w1") == []
+
+
+async def test_a_lease_that_expires_at_the_last_attempt_fails_the_rollout(store):
+    await store.enqueue([rollout("a", max_attempts=1)])
+    await store.claim("w1")
+    await store.expire_leases(now=FAR_AHEAD)
+    assert await store.wait_finished(["a"], timeout_s=0) == ["a"]
+    (result,) = await store.results(["a"])
+    assert result.outcome.failure == "infrastructure"
+
+
+async def test_a_failure_of_the_agent_is_not_retried(store):
+    (lease,) = await claimed(store, "a")
+    assert await store.finish(lease, Outcome(failure="agent", error="KeyError")) == "failed"
+    assert await store.claim("w1") == []
+
+
+async def test_a_retried_rollout_keeps_its_place_in_the_queue(store):
+    await store.enqueue([rollout("a"), rollout("b")])
+    (lease,) = await store.claim("w1")
+    await store.finish(lease, Outcome(failure="infrastructure"))
+    assert names_of(await store.claim("w1", limit=2)) == ["a", "b"]
+
+
+async def test_cancelling_ends_what_is_queued_and_what_runs_but_not_what_is_finished(store):
+    done, running = await claimed(store, "done", "running")
+    await store.finish(done, DONE)
+    await store.enqueue([rollout("queued")])
+    assert await store.cancel(["done", "running", "queued", "unknown"]) == 2
+    assert await store.cancel(["running"]) == 0
+    with pytest.raises(LeaseLost):
+        await store.finish(running, DONE)
+    results = await store.results(["queued", "running", "done"])
+    assert [(r.attempt, r.outcome.failure) for r in results] == [
+        (0, "cancelled"),
+        (1, "cancelled"),
+        (1, None),
+    ]
+
+
+async def test_a_runner_may_report_that_it_cancelled_an_attempt(store):
+    (lease,) = await claimed(store, "a")
+    assert await store.finish(lease, Outcome(failure="cancelled", log="Ctrl-C")) == "cancelled"
+    (result,) = await store.results(["a"])
+    assert result.outcome.log == "Ctrl-C"
+
+
+async def test_a_rollout_cancelled_between_attempts_is_cancelled_not_failed(store):
+    (lease,) = await claimed(store, "a")
+    await store.finish(lease, Outcome(failure="infrastructure"))
+    await store.cancel(["a"])
+    assert [r.outcome.failure for r in await store.results(["a"])] == ["cancelled"]
+
+
+async def test_waiting_for_rollouts_ends_with_the_first_that_finishes(store):
+    a, b = await claimed(store, "a", "b")
+    waiting = asyncio.create_task(store.wait_finished(["b", "a"], timeout_s=WAIT_S))
+    await reached(store)
+    await store.finish(a, DONE)
+    assert await waiting == ["a"]
+    await store.finish(b, DONE)
+    assert await store.wait_finished(["b", "a"]) == ["b", "a"]
+
+
+async def test_waiting_for_rollouts_gives_up_when_the_time_is_over(store):
+    await claimed(store, "a")
+    assert await store.wait_finished(["a"], timeout_s=0.01) == []
+    assert await store.wait_finished(["a"], timeout_s=0) == []
+    assert await store.wait_finished([]) == []
+
+
+# --- what is recorded
+
+
+async def test_tokens_and_log_probabilities_come_back_bit_for_bit(store):
+    (lease,) = await claimed(store, "a")
+    computed = np.array([-0.1, -17.03, -1e-45, -np.inf, 0.0], dtype=np.float32)
+    sent = Call(
+        id="c1",
+        rollout_id="a",
+        attempt=1,
+        index=0,
+        parent="c0",
+        protocol="anthropic",
+        prompt_ids=(0, 2**31 - 1),
+        completion_ids=(1, 2, 3, 4, 5),
+        logprobs=tuple(computed.tolist()),
+        versions=(VersionSpan(start=0, version=3), VersionSpan(start=4, version=4)),
+        temperature=0.7,
+        top_p=0.95,
+        finish_reason="length",
+        drift="history was edited",
+        request={"big": 10**30, "inf": float("inf"), "text": "\ud800 é"},
+        response=None,
+        started=1.5,
+        ended=2.5,
+    )
+    await store.record_calls([sent])
+    await store.finish(lease, DONE)
+    (result,) = await store.results(["a"])
+    assert result.calls == (sent,)
+    back = np.array(result.calls[0].logprobs, dtype=np.float32)
+    assert back.tobytes() == computed.tobytes()
+
+
+async def test_calls_come_back_by_index_and_choice_whatever_order_they_came_in(store):
+    (lease,) = await claimed(store, "a")
+    await store.record_calls([call(lease, 10), call(lease, 2, choice=1)])
+    await store.record_calls([call(lease, 2), call(lease, 10)])
+    await store.finish(lease, DONE)
+    (result,) = await store.results(["a"])
+    assert [(c.index, c.choice) for c in result.calls] == [(2, 0), (2, 1), (10, 0)]
+
+
+async def test_what_an_agent_returned_comes_back_as_it_was(store):
+    (lease,) = await claimed(store, "a")
+    output = {"x": [10**30, float("inf"), "\ud800", None]}
+    await store.finish(lease, Outcome(output=output))
+    assert [r.outcome.output for r in await store.results(["a"])] == [output]
+
+
+async def test_an_output_that_is_no_json_is_refused_and_the_attempt_goes_on(store):
+    (lease,) = await claimed(store, "a")
+    with pytest.raises(DataError, match="outcome of rollout a, attempt 1"):
+        await store.finish(lease, Outcome(output=object()))
+    assert await store.finish(lease, DONE) == "succeeded"
+
+
+async def test_results_come_in_the_order_asked_without_those_that_are_not_finished(store):
+    await finished(store, "a", "b")
+    await store.enqueue([rollout("c")])
+    results = await store.results(["b", "c", "unknown", "a"])
+    assert [r.rollout.id for r in results] == ["b", "a"]
+
+
+async def test_a_reward_replaces_the_one_of_the_same_name_source_and_target(store):
+    await finished(store, "a")
+    first = Reward(rollout_id="a", attempt=1, value=0.5, source="grader")
+    of_call = Reward(rollout_id="a", attempt=1, value=0.1, source="rule", call_id="c1")
+    await store.add_rewards([first, of_call])
+    await store.add_rewards([Reward(rollout_id="a", attempt=1, value=1.0, source="grader")])
+    (result,) = await store.results(["a"])
+    assert {(r.source, r.call_id, r.value) for r in result.rewards} == {
+        ("grader", None, 1.0),
+        ("rule", "c1", 0.1),
+    }
+
+
+async def test_rewards_for_no_attempt_or_an_old_one_or_of_no_number_are_refused(store):
+    (lease,) = await claimed(store, "a")
+    await store.finish(lease, Outcome(failure="infrastructure"))
+    (lease,) = await store.claim("w1")
+    good = Reward(rollout_id="a", attempt=2, value=1.0, source="agent")
+    for attempt, value, error in (
+        (1, 1.0, LeaseLost),
+        (3, 1.0, StoreError),
+        (0, 1.0, StoreError),
+        (2, float("nan"), DataError),
+    ):
+        bad = Reward(rollout_id="a", attempt=attempt, value=value, source="agent", name="bad")
+        with pytest.raises(error):
+            await store.add_rewards([good, bad])
+    await store.finish(lease, DONE)
+    assert [r.rewards for r in await store.results(["a"])] == [()]
+
+
+# --- steps
+
+
+async def test_a_step_comes_back_as_it_was_committed(store):
+    await finished(store, "a", "b")
+    metrics = {"loss": 0.5, "reward/mean": float("inf")}
+    record = StepRecord(step=0, version=1, consumed=("b", "a"), metrics=metrics, checkpoint="c/1")
+    await store.commit_step(record)
+    assert await store.steps() == [record]
+
+
+async def test_a_metric_that_is_no_number_does_not_make_the_steps_unreadable(store):
+    await store.commit_step(StepRecord(step=1, version=1, consumed=(), metrics={"x": np.nan}))
+    (record,) = await store.steps()
+    assert np.isnan(record.metrics["x"])
+
+
+async def test_a_rollout_is_consumed_by_one_step_only(store):
+    await finished(store, "a", "b")
+    await store.commit_step(step_record(1, "a"))
+    with pytest.raises(StoreError, match="rollout a was consumed by step 1"):
+        await store.commit_step(step_record(2, "b", "a"))
+    assert await store.steps() == [step_record(1, "a")]
+    await store.commit_step(step_record(2, "b"))
+
+
+@pytest.mark.parametrize(
+    ("record", "why"),
+    [
+        (step_record(1), "step 1 was committed before"),
+        (step_record(2, "queued"), "rollout queued, which is queued"),
+        (step_record(2, "nowhere"), "rollout nowhere, which is not in the store"),
+        (step_record(2, "a", "a"), "twice"),
+    ],
+)
+async def test_a_step_that_cannot_be_is_refused_and_leaves_no_trace(store, record, why):
+    await finished(store, "a")
+    await store.enqueue([rollout("queued")])
+    await store.commit_step(step_record(1))
+    with pytest.raises(StoreError, match=why):
+        await store.commit_step(record)
+    assert await store.steps() == [step_record(1)]
+    await store.commit_step(step_record(2, "a"))
+
+
+async def test_discarding_forgets_later_steps_and_asks_their_rollouts_again(store):
+    await store.enqueue([rollout("a", step=1), rollout("b", step=2), rollout("c", step=3)])
+    for lease in await store.claim("w1", limit=2):
+        await store.record_calls([call(lease, 0)])
+        await store.finish(lease, DONE)
+    await store.commit_step(step_record(1, "a"))
+    await store.commit_step(step_record(2, "b"))
+    assert await store.discard_after(1) == 2
+    assert await store.steps() == [step_record(1, "a")]
+    assert [r.rollout.id for r in await store.results(["a", "b", "c"])] == ["a"]
+    assert await store.enqueue([rollout("b", step=2)]) == 1
+    (lease,) = await store.claim("w1")
+    await store.finish(lease, DONE)
+    assert [r.calls for r in await store.results(["b"])] == [()]
+    await store.commit_step(step_record(2, "b"))
+
+
+async def test_discarding_keeps_rollouts_that_a_remaining_step_consumed(store):
+    await store.enqueue([rollout("ahead", step=2)])
+    (lease,) = await store.claim("w1")
+    await store.finish(lease, DONE)
+    await store.commit_step(step_record(1, "ahead"))
+    assert await store.discard_after(1) == 0
+
+
+async def test_a_worker_from_before_a_discard_cannot_write_into_the_repeated_rollout(store):
+    await store.enqueue([rollout("a", max_attempts=2)])
+    (old,) = await store.claim("w1")
+    await store.discard_after(0)
+    await store.enqueue([rollout("a", max_attempts=2)])
+    (new,) = await store.claim("w2")
+    assert new.attempt > old.attempt
+    await store.record_calls([call(old, 0)])
+    with pytest.raises(LeaseLost):
+        await store.finish(old, DONE)
+    assert (await store.counts())["refused_calls"] == 1
+    # The forgotten attempt is not held against the repeated rollout.
+    assert await store.finish(new, Outcome(failure="infrastructure")) == "queued"
+    (last,) = await store.claim("w2")
+    assert await store.finish(last, Outcome(failure="infrastructure")) == "failed"
+
+
+# --- the writer
+
+
+async def test_a_change_that_is_refused_spoils_none_of_those_written_with_it(store):
+    x, stale, good = await claimed(store, "x", "stale", "good")
+    await store.cancel(["stale"])
+    hold = Hold(store)
+    held = asyncio.create_task(store.finish(x, DONE))
+    await hold.reached()
+    together = [
+        asyncio.create_task(change)
+        for change in (
+            store.enqueue([rollout("new")]),
+            store.finish(stale, DONE),
+            store.commit_step(step_record(1, "unknown")),
+            store.finish(good, DONE),
+        )
+    ]
+    await asyncio.sleep(0)
+    hold.release(2)
+    await held
+    new, late, step, done = await asyncio.gather(*together, return_exceptions=True)
+    assert (new, done) == (1, "succeeded")
+    assert isinstance(late, LeaseLost)
+    assert isinstance(step, StoreError)
+    assert names_of(await store.claim("w1")) == ["new"]
+    assert await store.steps() == []
+
+
+async def test_a_claim_that_comes_with_the_rollout_does_not_overtake_one_that_waits(store):
+    (lease,) = await claimed(store, "x")
+    waiting = asyncio.create_task(store.claim("w1", wait_s=WAIT_S))
+    await reached(store)
+    hold = Hold(store)
+    held = asyncio.create_task(store.finish(lease, DONE))
+    await hold.reached()
+    new = asyncio.create_task(store.enqueue([rollout("a")]))
+    await asyncio.sleep(0)
+    late = asyncio.create_task(store.claim("w2", wait_s=WAIT_S))
+    await asyncio.sleep(0)
+    hold.release()
+    await asyncio.gather(held, new)
+    assert [x.worker for x in await waiting] == ["w1"]
+    await store.enqueue([rollout("b")])
+    assert [x.worker for x in await late] == ["w2"]
+
+
+async def test_calls_that_cannot_be_kept_stop_the_store_instead_of_being_forgotten(tmp_path):
+    store = open_store(tmp_path / "run.db")
+    (lease,) = await claimed(store, "a")
+    await store.record_calls([call(lease, 2**63)])
+    for later in (store.finish(lease, DONE), store.enqueue([rollout("b")]), store.close()):
+        with pytest.raises(StoreError, match="OverflowError"):
+            await later
+
+
+async def test_whoever_brings_more_than_may_wait_waits(store):
+    (lease,) = await claimed(store, "a")
+    hold = Hold(store)
+    held = asyncio.create_task(store.finish(lease, DONE))
+    await hold.reached()
+    for _ in range(CAPACITY):
+        await store.record_spans([])
+    one_more = asyncio.create_task(store.record_spans([]))
+    done, _ = await asyncio.wait({one_more}, timeout=0.05)
+    assert not done
+    hold.release()
+    await one_more
+    await held
+
+
+async def test_a_listener_that_raises_does_not_make_a_result_look_lost(store, caplog):
+    (lease,) = await claimed(store, "a")
+
+    def broken(name: str, attempt: int) -> None:
+        raise ValueError(f"{name} {attempt}")
+
+    store.on_attempt_end(broken)
+    assert await store.finish(lease, DONE) == "succeeded"
+    assert "ValueError: a 1" in caplog.text
+
+
+async def test_a_closed_store_wakes_those_who_wait_and_refuses_what_comes(tmp_path):
+    store = open_store(tmp_path / "run.db")
+    waiting = [
+        asyncio.create_task(store.claim("w1", wait_s=WAIT_S)),
+        asyncio.create_task(store.wait_finished(["a"])),
+    ]
+    await reached(store)
+    await store.close()
+    for task in (*waiting, store.enqueue([rollout("a")]), store.counts()):
+        with pytest.raises(StoreError, match="the store is closed"):
+            await task
+    await store.close()
+
+
+# --- the file
+
+
+async def test_a_store_that_was_closed_and_opened_again_has_everything(path):
+    store = open_store(path)
+    leases = await finished(store, "a", "b")
+    await store.record_calls([])
+    await store.add_rewards([Reward(rollout_id="a", attempt=1, value=1.0, source="grader")])
+    await store.commit_step(step_record(1, "a"))
+    await store.enqueue([rollout("c")])
+    before = (await store.results(["a", "b"]), await store.steps(), await store.counts())
+    secret = store.secret
+    await store.close()
+    store = open_store(path)
+    assert (await store.results(["a", "b"]), await store.steps(), await store.counts()) == before
+    assert read_key(leases[0].key, store.secret).rollout_id == "a"
+    assert store.secret == secret
+    assert names_of(await store.claim("w1")) == ["c"]
+    await store.close()
+
+
+CRASH = """
+import asyncio, os, sys
+sys.path.insert(0, sys.argv[2])
+from test_store import DONE, call, claimed
+from fulmen.store.open import open_store
+
+async def main():
+    store = open_store(sys.argv[1])
+    leases = await claimed(store, *(f"r{i}" for i in range(20)))
+    for lease in leases:
+        await store.record_calls([call(lease, 0), call(lease, 1)])
+        await store.finish(lease, DONE)
+    os._exit(7)
+
+asyncio.run(main())
+"""
+
+
+async def test_nothing_that_was_answered_is_lost_when_the_process_ends_abruptly(path):
+    ended = subprocess.run(
+        [sys.executable, "-c", CRASH, str(path), str(Path(__file__).parent)], check=False
+    )
+    assert ended.returncode == 7
+    store = open_store(path)
+    results = await store.results([f"r{i}" for i in range(20)])
+    assert [len(result.calls) for result in results] == [2] * 20
+    await store.close()
+
+
+@pytest.mark.parametrize(("found", "words"), [("2", "a newer Fulmen"), ("0", "an older Fulmen")])
+async def test_a_store_of_another_format_is_not_opened(path, found, words):
+    await open_store(path).close()
+    file = sqlite3.connect(path)
+    file.execute("UPDATE meta SET value = ? WHERE name = 'format'", (found.encode(),))
+    file.commit()
+    file.close()
+    with pytest.raises(StoreError, match=rf"run\.db: written by {words} \(store format {found},"):
+        open_store(path)
+
+
+async def test_a_file_that_is_no_store_is_left_alone(path, tmp_path):
+    path.write_text("once upon a time " * 99)
+    with pytest.raises(StoreError, match="not a Fulmen store"):
+        open_store(path)
+    assert path.read_text() == "once upon a time " * 99
+    other = tmp_path / "other.db"
+    file = sqlite3.connect(other)
+    file.execute("CREATE TABLE songs (name TEXT)")
+    file.close()
+    with pytest.raises(StoreError, match="not a Fulmen store"):
+        open_store(other)
+    with pytest.raises(StoreError, match="No such file or directory"):
+        open_store(tmp_path / "missing" / "run.db")
+
+
+async def test_the_file_holds_the_secret_and_so_is_for_its_owner_only(path):
+    store = open_store(path)
+    await store.enqueue([rollout("a")])
+    modes = {file.name: file.stat().st_mode & 0o777 for file in path.parent.iterdir()}
+    assert modes == {"run.db": 0o600, "run.db-wal": 0o600, "run.db-shm": 0o600}
+    await store.close()
+
+
+async def test_a_secret_that_is_given_is_used_and_not_kept(path):
+    await open_store(path, secret=b"from the operator").close()
+    assert b"from the operator" not in path.read_bytes()
+    store = open_store(path, secret=b"from the operator")
+    (lease,) = await claimed(store, "a")
+    await store.close()
+    store = open_store(path)
+    with pytest.raises(KeyRefused):
+        read_key(lease.key, store.secret)
+    await store.close()
+
+
+# --- a full disk, by SQLite's own bound on the pages of a file
+
+
+@pytest.fixture
+def full_disk(path: Path) -> Iterator[Callable[[], None]]:
+    """Every store opened from here on finds the disk full, until this is called."""
+    connections: list[sqlite3.Connection] = []
+
+    def fill(connection: sqlite3.Connection, _: object) -> None:
+        connection.execute("PRAGMA max_page_count = 1")  # as many as there are, no more
+        connections.append(connection)
+
+    def free() -> None:
+        for connection in connections:
+            connection.execute("PRAGMA max_page_count = 1000000")
+
+    asyncio.run(open_store(path).close())
+    event.listen(Engine, "connect", fill)
+    yield free
+    event.remove(Engine, "connect", fill)
+
+
+FULL = r"run\.db: no space left on device; free some space and resume"
+
+
+def test_a_full_disk_is_reported_and_writing_goes_on_when_there_is_room(path, full_disk):
+    async def scenario() -> None:
+        store = open_store(path)
+        many = [rollout(f"r{i}") for i in range(1000)]
+        with pytest.raises(StoreError, match=FULL):
+            await store.enqueue(many)
+        assert (await store.counts())["queued"] == 0
+        full_disk()
+        assert await store.enqueue(many) == 1000
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_calls_lost_to_a_full_disk_stop_the_store_instead_of_a_result_without_them(path, full_disk):
+    async def scenario() -> None:
+        store = open_store(path)
+        (lease,) = await claimed(store, "a")
+        for index in range(200):
+            with contextlib.suppress(StoreError):
+                await store.record_calls([call(lease, index)])
+        with pytest.raises(StoreError, match=FULL):
+            await store.finish(lease, DONE)
+        full_disk()
+        for later in (store.finish(lease, DONE), store.counts(), store.wait_finished(["a"])):
+            with pytest.raises(StoreError, match=FULL):
+                await later
+        with pytest.raises(StoreError, match=FULL):
+            await store.close()
+        store = open_store(path)
+        counts = await store.counts()
+        assert (counts["running"], counts["succeeded"]) == (1, 0)
+        await store.close()
+
+    asyncio.run(scenario())

@@ -1,0 +1,153 @@
+"""The store against a plain model of the life of rollouts, step by step, by hypothesis."""
+
+import asyncio
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from fulmen.schema.errors import LeaseLost, StoreError
+from fulmen.schema.records import FailureKind, Lease, Outcome, Rollout, StepRecord, Task
+from fulmen.store.open import open_store
+
+TASK = Task(id="t", input="x")
+names = st.sampled_from(["a", "b", "c", "d"])
+
+
+@dataclass
+class Life:
+    """A rollout as the picture in `fulmen.store.base` draws it."""
+
+    step: int
+    tries: int
+    status: str = "queued"
+    begun: int = 0
+
+
+class StoreAgainstModel(RuleBasedStateMachine):
+    @initialize()
+    def start(self) -> None:
+        self.runner = asyncio.Runner()
+        self.store = open_store(":memory:")
+        self.lives: dict[str, Life] = {}  # in the order of the queue
+        self.current: dict[str, Lease] = {}
+        self.leases: list[Lease] = []  # all that were ever given
+        self.consumed: dict[str, int] = {}
+        self.steps: list[int] = []
+        self.refused = 0
+
+    def teardown(self) -> None:
+        if hasattr(self, "runner"):
+            self.runner.run(self.store.close())
+            self.runner.close()
+
+    @rule(name=names, step=st.integers(1, 3), tries=st.integers(1, 2))
+    def enqueue(self, name: str, step: int, tries: int) -> None:
+        asked = Rollout(id=name, task=TASK, group="g", step=step, max_attempts=tries)
+        new = self.runner.run(self.store.enqueue([asked]))
+        assert new == (name not in self.lives)
+        self.lives.setdefault(name, Life(step, tries))
+
+    @rule(limit=st.integers(1, 3))
+    def claim(self, limit: int) -> None:
+        leases = self.runner.run(self.store.claim("w", limit=limit))
+        queued = [name for name, life in self.lives.items() if life.status == "queued"]
+        assert [lease.rollout.id for lease in leases] == queued[:limit]
+        for lease in leases:
+            name = lease.rollout.id
+            assert all(lease.attempt > x.attempt for x in self.leases if x.rollout.id == name)
+            self.lives[name].status = "running"
+            self.lives[name].begun += 1
+            self.current[name] = lease
+        self.leases += leases
+
+    @rule(
+        which=st.integers(0, 99),
+        failure=st.sampled_from([None, "agent", "timeout", "infrastructure", "cancelled"]),
+    )
+    def finish(self, which: int, failure: FailureKind | None) -> None:
+        if not self.leases:
+            return
+        lease = self.leases[which % len(self.leases)]
+        name = lease.rollout.id
+        try:
+            status = self.runner.run(self.store.finish(lease, Outcome(failure=failure)))
+        except LeaseLost:
+            self.refused += 1
+            assert self.current.get(name) is not lease
+            return
+        assert self.current.pop(name) is lease
+        assert status == self._end(name, failure)
+
+    def _end(self, name: str, failure: FailureKind | None) -> str:
+        life = self.lives[name]
+        if failure in ("timeout", "infrastructure"):
+            life.status = "queued" if life.begun < life.tries else "failed"
+        else:
+            life.status = {None: "succeeded", "agent": "failed", "cancelled": "cancelled"}[failure]
+        return life.status
+
+    @rule()
+    def expire(self) -> None:
+        over = self.runner.run(self.store.expire_leases(now=1e12))
+        assert sorted(over) == sorted(self.current)
+        for name in over:
+            self._end(name, "infrastructure")
+        self.current.clear()
+
+    @rule(name=names)
+    def cancel(self, name: str) -> None:
+        life = self.lives.get(name)
+        is_open = life is not None and life.status in ("queued", "running")
+        assert self.runner.run(self.store.cancel([name])) == is_open
+        if life and is_open:
+            life.status = "cancelled"
+            self.current.pop(name, None)
+
+    @rule(step=st.integers(1, 3), ids=st.sets(names))
+    def commit_step(self, step: int, ids: set[str]) -> None:
+        record = StepRecord(step=step, version=1, consumed=tuple(sorted(ids)), metrics={})
+        allowed = step not in self.steps and all(
+            name not in self.consumed
+            and name in self.lives
+            and self.lives[name].status in ("succeeded", "failed", "cancelled")
+            for name in ids
+        )
+        try:
+            self.runner.run(self.store.commit_step(record))
+        except StoreError:
+            assert not allowed
+            return
+        assert allowed
+        self.steps.append(step)
+        self.consumed |= dict.fromkeys(ids, step)
+
+    @rule(step=st.integers(0, 3))
+    def discard_after(self, step: int) -> None:
+        self.consumed = {name: at for name, at in self.consumed.items() if at <= step}
+        self.steps = [kept for kept in self.steps if kept <= step]
+        gone = [n for n, life in self.lives.items() if life.step > step and n not in self.consumed]
+        assert self.runner.run(self.store.discard_after(step)) == len(gone)
+        for name in gone:
+            del self.lives[name]
+            self.current.pop(name, None)
+
+    @invariant()
+    def the_store_stands_where_the_model_stands(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        counts = self.runner.run(self.store.counts())
+        statuses = [life.status for life in self.lives.values()]
+        for status in ("queued", "running", "succeeded", "failed", "cancelled"):
+            assert counts[status] == statuses.count(status)
+        assert counts["refused_results"] == self.refused
+        steps = self.runner.run(self.store.steps())
+        assert [record.step for record in steps] == sorted(self.steps)
+        assert {n: record.step for record in steps for n in record.consumed} == self.consumed
+
+
+TestStoreAgainstModel = StoreAgainstModel.TestCase
+TestStoreAgainstModel.settings = settings(
+    max_examples=25, stateful_step_count=25, deadline=None, derandomize=True
+)
