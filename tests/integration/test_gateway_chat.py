@@ -69,7 +69,7 @@ def encode(tokenizer):
 @pytest.fixture
 def world(renderer, encode):
     @contextlib.asynccontextmanager
-    async def make(script, max_context=4096):
+    async def make(script: Any, max_context=4096):
         if not callable(script):
             script = [encode(text) for text in script]
         engine = ScriptedEngine(script, max_context=max_context)

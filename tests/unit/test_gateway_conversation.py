@@ -1,0 +1,90 @@
+"""How a request is matched with what was served, over a format simple enough to read."""
+
+import pytest
+
+from fulmen.gateway.conversation import Conversation, Served
+from fulmen.gateway.render import Answer
+
+
+class Words:
+    """One token per character; an answer ends with "|"."""
+
+    @property
+    def stop_ids(self):
+        return frozenset({ord("|")})
+
+    @property
+    def markers(self):
+        return {}
+
+    def render(self, messages, tools, options):  # noqa: ARG002
+        return tuple(ord(c) for m in messages for c in f"{m.get('content') or ''}|")
+
+    def parse(self, prompt, completion, tools):  # noqa: ARG002
+        return Answer(self.decode(completion))
+
+    def decode(self, ids):
+        return "".join(map(chr, ids))
+
+    def extend(self, served, messages, known, tools, options):
+        return served[0] + served[1] + self.render(messages[known:], tools, options)
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def said(text):
+    return {"role": "assistant", "content": text}
+
+
+def serve(conversation, messages, answer, name, tools=()):
+    prompt = conversation.prompt(Words(), messages, tools, {})
+    # Sampled in capitals: a new rendering of the text would not give these tokens.
+    ids = tuple(ord(c) for c in (answer["content"] or "").upper() + "|")
+    conversation.add(Served(name, prompt.ids, ids), messages, answer, tools, {})
+    return prompt.ids + ids
+
+
+def test_the_longest_served_conversation_is_continued():
+    talk = Conversation()
+    serve(talk, [user("a")], said("b"), "one")
+    longer = serve(talk, [user("a"), said("b"), user("c")], said("d"), "two")
+    got = talk.prompt(Words(), [user("a"), said("b"), user("c"), said("d"), user("e")], (), {})
+    assert (got.parent, got.drift) == ("two", None)
+    assert got.ids[: len(longer)] == longer
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        {"role": "assistant", "content": [{"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": "b", "tool_calls": None, "refusal": None},
+        {"role": "assistant", "content": "b", "name": "writer"},
+    ],
+)
+def test_another_spelling_of_the_same_answer_is_the_same_answer(again):
+    talk = Conversation()
+    serve(talk, [user("a")], said("b"), "one")
+    assert talk.prompt(Words(), [user("a"), again, user("c")], (), {}).parent == "one"
+
+
+def test_other_tools_or_options_are_another_conversation():
+    talk = Conversation()
+    serve(talk, [user("a")], said("b"), "one")
+    more = [user("a"), said("b"), user("c")]
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert talk.prompt(Words(), more, [tool], {}).parent is None
+    assert talk.prompt(Words(), more, (), {"enable_thinking": False}).parent is None
+
+
+def test_an_edited_answer_is_drift_and_a_new_question_is_not():
+    talk = Conversation()
+    serve(talk, [user("a")], said("b"), "one")
+    assert talk.prompt(Words(), [user("a"), said("x"), user("c")], (), {}).drift == "edited"
+    assert talk.prompt(Words(), [user("z")], (), {}).drift is None
+
+
+def test_a_prompt_is_counted_each_time_it_comes():
+    talk = Conversation()
+    assert [talk.repeat((1, 2)), talk.repeat((3,)), talk.repeat((1, 2))] == [0, 0, 1]
