@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import openai
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fulmen.engine.scripted import ScriptedEngine
+from fulmen.engine.scripted import Script, ScriptedEngine
 from fulmen.gateway.app import Gateway
 from fulmen.schema.keys import KeyClaims, mint_key
 from fulmen.schema.records import Call, Sampling
@@ -70,9 +70,8 @@ def encode(tokenizer):
 def world(renderer, encode):
     @contextlib.asynccontextmanager
     async def make(script: Any, max_context=4096):
-        if not callable(script):
-            script = [encode(text) for text in script]
-        engine = ScriptedEngine(script, max_context=max_context)
+        replies = script if callable(script) else [encode(text) for text in script]
+        engine = ScriptedEngine(cast("Script", replies), max_context=max_context)
         records = Records()
         gateway = Gateway(engine, renderer, records, SECRET)
         async with Listening(make_app(gateway), "127.0.0.1", 0) as server:
@@ -131,7 +130,7 @@ async def test_a_tool_conversation_continues_token_for_token(world, encode):
         (call,) = message.tool_calls
         assert (call.function.name, call.function.arguments) == (
             "calculator",
-            '{"expression":"2+3"}',
+            '{"expression": "2+3"}',
         )
         assert first.choices[0].finish_reason == "tool_calls"
         more = [
@@ -395,7 +394,7 @@ async def test_a_streamed_tool_call_arrives_whole_and_its_markup_never_as_text(w
     async with world(["Let me see.\n" + CALL + "<|im_end|>"]) as w:
         message = joined(await ask_streamed(w, tools=TOOLS))
     assert message["content"] == "Let me see."
-    assert message["calls"] == [("calculator", '{"expression":"2+3"}')]
+    assert message["calls"] == [("calculator", '{"expression": "2+3"}')]
     assert message["finish"] == "tool_calls"
 
 

@@ -42,6 +42,7 @@ class Gateway:
         self._recorder = recorder
         self._secret = secret
         self._conversations: OrderedDict[tuple[str, int], Conversation] = OrderedDict()
+        self._holds = 0
         self._open = asyncio.Event()
         self._open.set()
 
@@ -60,11 +61,14 @@ class Gateway:
     @asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:
         """New requests wait while the context is open; nobody sees an error."""
+        self._holds += 1
         self._open.clear()
         try:
             yield
         finally:
-            self._open.set()
+            self._holds -= 1
+            if self._holds == 0:  # two may overlap
+                self._open.set()
 
     async def _chat(self, request: Request) -> Response:
         try:
@@ -159,4 +163,5 @@ async def refuse(_: Request, error: Exception) -> Response:
     """Any other HTTP error of the application, as an error object."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     text = error.detail if isinstance(error, HTTPException) else "internal error"
-    return RequestRefused(text, status=status, kind="invalid_request_error").response()
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return RequestRefused(text, status=status, kind=kind).response()

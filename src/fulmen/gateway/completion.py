@@ -51,9 +51,15 @@ class TextStream:
         self._stops = tuple(stops)
         self._reasoning = reasoning
         self._closed = False
-        self._segment: list[int] = []
-        self._sent = 0
-        """Characters of the current segment already given out."""
+        self._begun = False
+        """Whether anything but white space was said."""
+        self._leading = True
+        """Whether white space would stand at a beginning, where it is no part of the text."""
+        self._window: list[int] = []
+        self._read = 0
+        """Characters of the decoded window that are in `_held` or given out."""
+        self._held = ""
+        """Text that is not certain yet."""
         self.stopped_at: str | None = None
 
     def push(self, ids: Sequence[int]) -> list[tuple[str, str]]:
@@ -64,42 +70,57 @@ class TextStream:
                 break
             marker = self._renderer.markers.get(token)
             if marker is None:
-                self._segment.append(token)
-                continue
-            pieces += self._flush()
-            self._enter(marker)
-        pieces += self._flush()
+                self._take(token)
+                pieces += self._flush()
+            else:
+                self._enter(marker)
         return pieces
 
     def _enter(self, marker: str) -> None:
-        self._segment, self._sent = [], 0
-        if marker == "<think>" and not self._reasoning:
+        """Reasoning stands at the very beginning and once; any other structure ends the text."""
+        if marker == "<think>" and not (self._reasoning or self._begun):
             self._reasoning = True
         elif marker == "</think>" and self._reasoning:
             self._reasoning = False
         else:
             self._closed = True
+        self._window, self._read, self._held, self._begun = [], 0, "", True
+        self._leading = True
+
+    def _take(self, token: int) -> None:
+        """Decode a token behind the one before it, once its characters are complete.
+
+        Only the last token is kept as context: decoding all of them each time would cost a long
+        answer the square of its length.
+        """
+        self._window.append(token)
+        text = self._renderer.decode(self._window)
+        if text.endswith(_REPLACEMENT):
+            self._begun = True
+            return
+        self._held += text[self._read :]
+        self._window = self._window[-1:]
+        self._read = len(self._renderer.decode(self._window))
+        if self._leading:
+            self._held = self._held.lstrip()
+            self._leading = not self._held
+        self._begun = self._begun or bool(self._held)
 
     def _flush(self) -> list[tuple[str, str]]:
-        if not self._segment:
-            return []
-        text = self._renderer.decode(self._segment).lstrip()
-        certain = self._certain(text)
-        fresh = text[self._sent : certain]
-        self._sent = max(self._sent, certain)
+        certain = self._certain(self._held)
+        fresh, self._held = self._held[:certain], self._held[certain:]
         name = "reasoning_content" if self._reasoning else "content"
         return [(name, fresh)] if fresh else []
 
     def _certain(self, text: str) -> int:
         """How many leading characters can be given out."""
-        found = [(text.find(stop), stop) for stop in self._stops if stop in text]
-        if found and not self._reasoning:
+        stops = () if self._reasoning else self._stops
+        found = [(text.find(stop), stop) for stop in stops if stop in text]
+        if found:
             place, self.stopped_at = min(found)
             return len(text[:place].rstrip())
-        # Half a character may become any character, also the next one of a stop string.
-        text = text.rstrip(_REPLACEMENT)
         end = len(text.rstrip())
-        for stop in self._stops:
+        for stop in stops:
             for size in range(min(len(stop) - 1, len(text)), 0, -1):
                 if text.endswith(stop[:size]):
                     end = min(end, len(text[: len(text) - size].rstrip()))

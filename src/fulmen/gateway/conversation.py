@@ -46,8 +46,8 @@ class Conversation:
     """Requests so far; numbers the next one."""
     _served: dict[bytes, Served] = field(default_factory=dict)
     """By digest of all messages, the answer included."""
-    _roots: set[bytes] = field(default_factory=set)
-    """Digests of the messages before the first answer, of everything served."""
+    _asked: set[bytes] = field(default_factory=set)
+    """Digests of the messages of every served prompt."""
     _repeats: dict[bytes, int] = field(default_factory=dict)
 
     def next_index(self) -> int:
@@ -73,19 +73,13 @@ class Conversation:
         chain = digests(messages, tools, options)
         for known in range(len(messages), 0, -1):
             served = self._served.get(chain[known])
-            if served is None:
-                continue
-            if known < len(messages) and not _speaks(messages[known:]):
-                before = (served.prompt_ids, served.completion_ids)
-                ids = renderer.extend(before, messages, known, tools, options)
-                if ids is not None:
-                    return Prompt(ids, parent=served.call_id)
-            drift: Drift = "edited" if _speaks(messages[known:]) else "template"
-            return Prompt(renderer.render(messages, tools, options), drift=drift)
-        first = next((n for n, m in enumerate(messages) if m.get("role") == "assistant"), None)
-        edited = first is not None and chain[first] in self._roots
-        ids = renderer.render(messages, tools, options)
-        return Prompt(ids, drift="edited" if edited else None)
+            if served is not None and not _speaks(messages[known:]):
+                return _continued(served, renderer, messages, known, tools, options)
+            answered = known < len(messages) and messages[known].get("role") == "assistant"
+            if served is not None or (answered and chain[known] in self._asked):
+                # What was said here goes on with a turn that nobody sampled here.
+                return Prompt(renderer.render(messages, tools, options), drift="edited")
+        return Prompt(renderer.render(messages, tools, options))
 
     def add(
         self,
@@ -98,8 +92,32 @@ class Conversation:
         """Remember a served call under what has been said after it."""
         chain = digests([*messages, answer], tools, options)
         self._served[chain[-1]] = served
-        first = next(n for n, m in enumerate([*messages, answer]) if m.get("role") == "assistant")
-        self._roots.add(chain[first])
+        self._asked.add(chain[-2])
+
+
+def _continued(
+    served: Served,
+    renderer: ChatRenderer,
+    messages: Sequence[Message],
+    known: int,
+    tools: Tools,
+    options: Mapping[str, JSON],
+) -> Prompt:
+    """Go on from served tokens, which begin the prompt or it is called drift: checked, not hoped.
+
+    Where the format refuses to go on, its own rendering may still begin with the served tokens: a
+    new question drops earlier reasoning, say, and there was none.
+    """
+    before = served.prompt_ids + served.completion_ids
+    ids = None
+    if known < len(messages):
+        pair = (served.prompt_ids, served.completion_ids)
+        ids = renderer.extend(pair, messages, known, tools, options)
+    if ids is None:
+        ids = renderer.render(messages, tools, options)
+    if ids[: len(before)] == before and len(ids) > len(before):
+        return Prompt(ids, parent=served.call_id)
+    return Prompt(ids, drift="template")
 
 
 def digests(messages: Sequence[Message], tools: Tools, options: Mapping[str, JSON]) -> list[bytes]:
@@ -120,7 +138,7 @@ def canonical(message: Message) -> list[JSON]:
     True
     """
     calls = [
-        [call.get("id"), function.get("name"), function.get("arguments")]
+        [call.get("id"), function.get("name"), _value(function.get("arguments"))]
         for call in message.get("tool_calls") or []
         if isinstance(call, dict)
         for function in [call.get("function") or {}]
@@ -133,6 +151,16 @@ def canonical(message: Message) -> list[JSON]:
         None if message.get("role") == "assistant" else message.get("name"),
         calls,
     ]
+
+
+def _value(arguments: JSON) -> JSON:
+    """Arguments as a JSON value: some clients parse them and spell them anew."""
+    try:
+        value = orjson.loads(arguments or "")
+        orjson.dumps(value)  # deep nesting can be read, but not written
+    except (orjson.JSONDecodeError, TypeError):
+        return arguments
+    return value
 
 
 def _speaks(messages: Sequence[Message]) -> bool:

@@ -6,6 +6,8 @@ its own output: if the longer conversation's text begins with the served text, o
 encoded.
 """
 
+import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,6 +16,8 @@ import orjson
 
 from fulmen.schema.errors import ModelError
 from fulmen.schema.records import JSON
+
+_log = logging.getLogger(__name__)
 
 Message = dict[str, JSON]
 Tools = Sequence[dict[str, JSON]] | None
@@ -111,7 +115,7 @@ def make_renderer(tokenizer: Any, model_type: str) -> "ChatRenderer":  # noqa: A
         return _Family(tokenizer, getattr(renderers, known[0]))
     if not getattr(tokenizer, "chat_template", None):
         raise ModelError(f"models of type {model_type!r} are not known and have no chat template")
-    parser = "hermes" if _TOOL_CALL_MARKER in vocabulary else None
+    parser = "qwen3" if {_TOOL_CALL_MARKER, "</tool_call>"} <= vocabulary.keys() else None
     return _Template(tokenizer, renderers.DefaultRendererConfig, {"tool_parser": parser})
 
 
@@ -147,10 +151,13 @@ class _Family:
     def render(
         self, messages: Sequence[Message], tools: Tools, options: Mapping[str, JSON]
     ) -> tuple[int, ...]:
-        renderer = self._renderer(options)
-        return tuple(
-            renderer.render_ids(_plain(messages), tools=_listed(tools), add_generation_prompt=True)
-        )
+        try:
+            ids = self._renderer(options).render_ids(
+                _plain(messages), tools=_listed(tools), add_generation_prompt=True
+            )
+        except Exception as error:  # renderers and templates raise whatever they like
+            raise _refused(error) from error
+        return tuple(ids)
 
     def extend(
         self,
@@ -161,9 +168,12 @@ class _Family:
         options: Mapping[str, JSON],
     ) -> tuple[int, ...] | None:
         prompt, completion = served
-        bridged = self._renderer(options).bridge_to_next_turn(
-            list(prompt), list(completion), _plain(messages[known:]), tools=_listed(tools)
-        )
+        try:
+            bridged = self._renderer(options).bridge_to_next_turn(
+                list(prompt), list(completion), _plain(messages[known:]), tools=_listed(tools)
+            )
+        except Exception as error:
+            raise _refused(error) from error
         if bridged is not None:
             return tuple(bridged.token_ids)
         return self._extend_by_text(prompt + completion, self.render(messages, tools, options))
@@ -185,21 +195,35 @@ class _Family:
         )
 
     def parse(self, prompt: Sequence[int], completion: Sequence[int], tools: Tools) -> Answer:
-        parsed = self._plain.parse_response(
-            list(completion), prompt_ids=list(prompt), tools=_listed(tools)
-        )
-        good = [c for c in parsed.tool_calls if c.status == "ok" and c.name]
-        content = parsed.content
-        if not good and any(c.status != "ok" for c in parsed.tool_calls):
-            # What was meant as a call but is none: the agent should see what the model wrote.
-            content = self._tokenizer.decode(
-                [i for i in completion if i not in self._stop_ids], skip_special_tokens=False
-            ).strip()
+        try:
+            parsed = self._plain.parse_response(
+                list(completion), prompt_ids=list(prompt), tools=_listed(tools)
+            )
+        except Exception:
+            # A policy may write anything (ten thousand brackets, say): what cannot be read is text.
+            _log.warning("a completion cannot be parsed and stays text", exc_info=True)
+            return Answer(self.decode(completion).strip())
+        calls: list[ToolCall] = []
+        texts = [parsed.content.strip()]
+        for attempt in parsed.tool_calls:
+            call = _call(attempt) if tools else None
+            if call is None:  # the agent should see what the model wrote
+                texts.append(self._spelling(attempt, completion))
+            else:
+                calls.append(call)
         return Answer(
-            content=content,
-            reasoning=parsed.reasoning_content,
-            tool_calls=tuple(ToolCall(c.name, _arguments(c.arguments)) for c in good),
+            content="\n".join(filter(None, texts)).strip(),
+            reasoning=(parsed.reasoning_content or "").strip() or None,
+            tool_calls=tuple(calls),
         )
+
+    def _spelling(self, attempt: Any, completion: Sequence[int]) -> str:  # noqa: ANN401
+        """The text of a call that is none."""
+        if attempt.token_span is None:
+            return attempt.raw
+        start, end = attempt.token_span
+        ids = [i for i in completion[start:end] if i not in self._stop_ids]
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
@@ -237,6 +261,9 @@ def _plain(messages: Sequence[Message]) -> list[Message]:
     for message in messages:
         clean = {key: value for key, value in message.items() if value is not None}
         clean["content"] = text_of(message.get("content"))
+        # Most formats know neither name, and leave such a message out without a word.
+        other = {"developer": "system", "function": "tool"}
+        clean["role"] = other.get(clean["role"], clean["role"])
         plain.append(clean)
     return plain
 
@@ -256,5 +283,24 @@ def _listed(tools: Tools) -> list[Any] | None:
     return list(tools) if tools else None
 
 
-def _arguments(arguments: JSON) -> str:
-    return arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
+def _call(attempt: Any) -> ToolCall | None:  # noqa: ANN401 - renderers' ParsedToolCall
+    """A call that an agent can be given."""
+    if attempt.status != "ok" or not attempt.name or not isinstance(attempt.name, str):
+        return None
+    arguments = attempt.arguments
+    if not isinstance(arguments, str):
+        # Not orjson, which refuses lone surrogates; and with the spaces that most formats render,
+        # so that a history that is rendered anew gives the tokens it was.
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return ToolCall(_encodable(attempt.name), _encodable(arguments))
+
+
+def _encodable(text: str) -> str:
+    """Text without lone surrogates, which JSON can spell and UTF-8 cannot."""
+    return text.encode(errors="replace").decode()
+
+
+def _refused(error: Exception) -> ValueError:
+    """Any exception of a renderer, as the protocol promises it."""
+    lines = str(error).strip().splitlines()
+    return ValueError((lines[0] if lines else type(error).__name__)[:300])

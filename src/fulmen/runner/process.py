@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable
 
-from fulmen.runner.wire import Ended, Ready, Setup, Start, Stop, receive_report, send
+from fulmen.runner.wire import Ended, FromWorker, Ready, Setup, Start, Stop, receive_report, send
 from fulmen.schema.errors import AgentError
 from fulmen.schema.records import Lease, Outcome
 
@@ -35,31 +35,37 @@ class WorkerProcess:
             AgentError: the agent cannot be imported, or ends the process while it is imported.
         """
         ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "fulmen.runner.worker",
-                str(theirs.fileno()),
-                pass_fds=(theirs.fileno(),),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.DEVNULL,
-                # A group of its own: Ctrl-C is for the pool, which stops its workers in order.
-                start_new_session=True,
-                env={"OMP_NUM_THREADS": "1", **os.environ},
-            )
-        self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=2**26)
-        send(self._writer, self._setup)
-        report = await receive_report(self._reader)
-        if not isinstance(report, Ready) or report.error:
-            code = await self._process.wait()
-            target = self._setup.agent.target
-            raise AgentError(
-                report.error
-                if isinstance(report, Ready)
-                else f"agent {target!r} ended its process while it was imported ({_how(code)})"
-            )
+        try:
+            with theirs:
+                self._process = await self._spawn(theirs)
+            self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=2**26)
+            send(self._writer, self._setup)
+            report = await receive_report(self._reader)
+            if not isinstance(report, Ready) or report.error:
+                raise self._refusal(report, await self._process.wait())
+        except BaseException:  # refused, or the pool is closed while this process starts
+            if hasattr(self, "_process"):
+                self.kill()
+                await self._process.wait()
+            if hasattr(self, "_writer"):
+                self._writer.close()
+            ours.close()
+            raise
+
+    async def _spawn(self, connection: socket.socket) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "fulmen.runner.worker",
+            str(connection.fileno()),
+            pass_fds=(connection.fileno(),),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            # A group of its own: Ctrl-C is for the pool, which stops its workers in order.
+            start_new_session=True,
+            env={"OMP_NUM_THREADS": "1", **os.environ},
+        )
 
     async def listen(self) -> str:
         """Take reports until the process is gone; returns how it ended.
@@ -120,6 +126,15 @@ class WorkerProcess:
             if verdict is not None:
                 outcome = Outcome(failure=verdict.failure, error=verdict.error, log=outcome.log)
             await self._ended(lease, outcome)
+
+    def _refusal(self, report: FromWorker | None, code: int) -> AgentError:
+        """Why the agent cannot be run."""
+        if isinstance(report, Ready):
+            return AgentError(report.error)
+        target = self._setup.agent.target
+        return AgentError(
+            f"agent {target!r} ended its process while it was imported ({_how(code)})"
+        )
 
     def _later(self, ticket: int, delay_s: float, call: Callable[..., None], *args: object) -> None:
         timer = asyncio.get_running_loop().call_later(delay_s, call, *args)

@@ -18,7 +18,7 @@ from fulmen.runner.wire import Ended, Ready, Setup, Start, Stop, receive_order, 
 from fulmen.schema.errors import AgentError
 from fulmen.schema.records import Outcome
 
-_PLACEHOLDER = "fulmen-set-per-request"
+_PLACEHOLDER = "set-per-request-by-fulmen"
 """What clients are made with when attempts share a process; replaced when they send."""
 
 
