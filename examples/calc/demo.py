@@ -14,7 +14,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def settings(options: argparse.Namespace) -> dict[str, object]:
-    """The recipe: 200 steps of 16 × 8 rollouts; measured figures are in README.md."""
+    """The recipe: 280 steps of 16 × 8 rollouts; measured figures are in README.md."""
     return {
         "agent": options.agent or f"{HERE}/agent.py:solve",
         "tasks": HERE / "train.jsonl",
@@ -54,7 +54,7 @@ def results(run: Path) -> list[dict[str, object]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Train the Calc agent.")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=280)
     parser.add_argument("--agent", help="another agent, e.g. 'python plain_agent.py'")
     parser.add_argument("--out", help="folder of the run")
     options = parser.parse_args()

@@ -1,0 +1,252 @@
+"""Whole runs: the Calc agent, real worker processes, gateway, store, engine and learner."""
+
+import asyncio
+import json
+import math
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from fulmen.launch.api import evaluate
+from fulmen.launch.train import train
+from fulmen.schema.config import TrainConfig, make_config
+from fulmen.schema.records import RolloutResult
+from fulmen.store.open import open_store
+from fulmen.trainer.events import Event, Progress, RunFinished, StepDone
+
+pytestmark = pytest.mark.e2e
+
+TIMED = ("seconds", "_per_s", "_s", "time/")
+"""Metrics that measure the clock, which no seed repeats."""
+
+
+def settings(calc: Path, out: Path, **changes: Any) -> TrainConfig:
+    values: dict[str, Any] = {
+        "agent": f"{calc}/plain_agent.py:solve",
+        "tasks": f"{calc}/train.jsonl",
+        "grader": f"{calc}/grader.py:score",
+        "model": f"{calc}/base",
+        "out": str(out),
+        "steps": 2,
+        "tasks_per_step": 3,
+        "group_size": 4,
+        "learning_rate": 1e-3,
+        "max_tokens": 48,
+        "workers": 1,
+        "seed": 5,
+    }
+    return make_config(TrainConfig, values | changes)
+
+
+def run(config: TrainConfig, listen=None, stop=None) -> RunFinished:
+    return train(config, listen=listen or (lambda _: None), stop=stop)
+
+
+def results(out: Path, names: list[str]) -> list[RolloutResult]:
+    async def read():
+        store = open_store(out / "run.db")
+        try:
+            return await store.results(names)
+        finally:
+            await store.close()
+
+    return asyncio.run(read())
+
+
+def curve(out: Path) -> list[dict[str, float]]:
+    """Metrics of every step, without those of the clock."""
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {key: value for key, value in line.items() if not any(word in key for word in TIMED)}
+        for line in lines
+        if "eval" not in line
+    ]
+
+
+def step_names(step: int, tasks: int, group: int) -> list[str]:
+    return [f"{step:06d}-{t:04d}-{s:03d}" for t in range(tasks) for s in range(group)]
+
+
+def test_an_unchanged_autogen_agent_learns_arithmetic_from_reward(calc, tmp_path):
+    """A short form of `make demo`: from one right answer in ten to far more, in about a minute."""
+    config = settings(
+        calc,
+        tmp_path / "run",
+        agent=f"{calc}/agent.py:solve",
+        val=f"{calc}/val.jsonl",
+        steps=45,
+        tasks_per_step=16,
+        group_size=8,
+        workers=64,
+        eval_every=0,
+        seed=0,
+    )
+    done = run(config)
+    before, after = ([e for e in done.evals if e.mode == "greedy"][i] for i in (0, -1))
+    assert before.success < 0.15
+    assert after.success > 0.30
+    assert after.low > before.high, "not by chance: the 95 % intervals do not touch"
+    assert done.peak_mb < 3000
+    assert (tmp_path / "run" / "reward.png").stat().st_size > 5000
+    score = evaluate(
+        agent=config.agent,
+        tasks=f"{calc}/val.jsonl",
+        grader=config.grader,
+        model=done.checkpoint,
+        out=str(tmp_path / "eval"),
+        max_tokens=48,
+        workers=64,
+    )
+    assert score.success == pytest.approx(after.success, abs=0.02), "what is saved is what learned"
+
+
+def test_the_same_seed_gives_the_same_tokens_and_the_same_curve(calc, tmp_path):
+    for name in ("one", "two"):
+        run(settings(calc, tmp_path / name))
+    names = step_names(1, 3, 4) + step_names(2, 3, 4)
+    one, two = results(tmp_path / "one", names), results(tmp_path / "two", names)
+    for a, b in zip(one, two, strict=True):
+        assert [(c.prompt_ids, c.completion_ids, c.logprobs) for c in a.calls] == [
+            (c.prompt_ids, c.completion_ids, c.logprobs) for c in b.calls
+        ]
+    assert curve(tmp_path / "one") == curve(tmp_path / "two")
+    run(settings(calc, tmp_path / "three", seed=6))
+    assert curve(tmp_path / "three") != curve(tmp_path / "one")
+
+
+def test_an_agent_as_a_command_samples_the_same_tokens_as_the_function(calc, tmp_path):
+    command = f"{sys.executable} {calc}/plain_agent.py"
+    run(settings(calc, tmp_path / "function", steps=1))
+    run(settings(calc, tmp_path / "command", steps=1, agent=command))
+    names = step_names(1, 3, 4)
+    pairs = zip(
+        results(tmp_path / "function", names), results(tmp_path / "command", names), strict=True
+    )
+    for function, as_command in pairs:
+        assert function.outcome.output == as_command.outcome.output
+        assert [c.completion_ids for c in function.calls] == [
+            c.completion_ids for c in as_command.calls
+        ]
+    assert curve(tmp_path / "function") == curve(tmp_path / "command")
+
+
+@torch.no_grad()
+def test_recorded_log_probabilities_equal_a_fresh_forward_over_tool_conversations(calc, tmp_path):
+    config = settings(calc, tmp_path / "run", steps=1, tasks_per_step=6, workers=16)
+    run(config)
+    model = AutoModelForCausalLM.from_pretrained(f"{calc}/base", dtype=torch.float32).eval()
+    checked = turns = 0
+    for result in results(tmp_path / "run", step_names(1, 6, 4)):
+        turns = max(turns, len(result.calls))
+        for call in result.calls:
+            ids = torch.tensor([call.prompt_ids + call.completion_ids])
+            table = torch.log_softmax(model(input_ids=ids).logits[0], -1)
+            for place, (token, logprob) in enumerate(
+                zip(call.completion_ids, call.logprobs, strict=True)
+            ):
+                at = len(call.prompt_ids) + place - 1
+                assert table[at, token].item() == pytest.approx(logprob, abs=1e-4)
+                checked += 1
+            if call.index:
+                previous = result.calls[call.index - 1]
+                assert call.parent == previous.id
+                start = previous.prompt_ids + previous.completion_ids
+                assert call.prompt_ids[: len(start)] == start
+    assert checked > 300
+    assert turns >= 2
+
+
+def test_a_stopped_run_goes_on_as_if_it_had_never_stopped(calc, tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run(settings(calc, whole, steps=4))
+    stop = threading.Event()
+
+    def stop_in_step_two(event: Event) -> None:
+        if isinstance(event, Progress) and event.phase == "collect" and event.step == 2:
+            stop.set()
+
+    first = run(settings(calc, parts, steps=4), stop_in_step_two, stop)
+    assert (first.stopped, first.steps) == (True, 2)
+    assert first.checkpoint is not None
+    second = run(settings(calc, parts, steps=4, if_exists="resume"))
+    assert (second.stopped, second.steps) == (False, 4)
+    assert curve(parts) == curve(whole)
+    assert len(second.rewards) == 4
+
+
+def test_a_run_killed_between_checkpoints_repeats_only_what_was_lost(calc, tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    run(settings(calc, whole, steps=3, checkpoint_every=1))
+    command = [
+        *(sys.executable, "-m", "fulmen.cli.main", "train", "--json", "--checkpoint-every", "2"),
+        *flags(settings(calc, killed, steps=3)),
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        event = json.loads(line)
+        if event["type"] == "progress" and (event["phase"], event["step"]) == ("collect", 3):
+            process.send_signal(signal.SIGKILL)
+            break
+    process.stdout.close()
+    process.wait()
+    done = run(settings(calc, killed, steps=3, checkpoint_every=1, if_exists="resume"))
+    assert done.steps == 3
+    assert curve(killed) == curve(whole)
+
+
+def flags(config: TrainConfig) -> list[str]:
+    return [
+        part
+        for key, value in config.model_dump(exclude_unset=True).items()
+        for part in (f"--{key.replace('_', '-')}", str(value))
+    ]
+
+
+def test_ctrl_c_finishes_the_step_keeps_a_checkpoint_and_says_how_to_go_on(calc, tmp_path):
+    config = settings(calc, tmp_path / "run", steps=50)
+    command = [sys.executable, "-m", "fulmen.cli.main", "train", *flags(config)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    assert process.stdout is not None
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        if line.startswith("step 1:"):
+            process.send_signal(signal.SIGINT)
+    errors = process.stderr.read() if process.stderr else ""
+    assert process.wait() == 130
+    assert "finishing this step" in errors
+    text = "".join(said)
+    assert "stopped after" in text
+    assert f"fulmen train --config {tmp_path}/run/config.toml" in text
+    assert "--resume" in text
+    checkpoints = list((tmp_path / "run" / "checkpoints").glob("step-*"))
+    assert len(checkpoints) == 1
+
+
+def test_any_numbers_of_tasks_groups_and_workers_fit_together(calc, tmp_path):
+    steps: list[StepDone] = []
+    config = settings(
+        calc,
+        tmp_path / "run",
+        steps=1,
+        tasks_per_step=5,
+        group_size=3,
+        workers=7,
+        processes=3,
+        updates_per_step=4,
+        micro_batch_tokens=100,
+    )
+    run(config, lambda event: steps.append(event) if isinstance(event, StepDone) else None)
+    metrics = steps[0].metrics
+    assert metrics["collect/rollouts"] == 15
+    assert not math.isnan(metrics["reward/mean"])
