@@ -188,18 +188,20 @@ def test_a_run_killed_between_checkpoints_repeats_only_what_was_lost(calc, tmp_p
         *(sys.executable, "-m", "fulmen.cli.main", "train", "--json", "--checkpoint-every", "2"),
         *flags(settings(calc, killed, steps=3)),
     ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    for line in process.stdout:
-        event = json.loads(line)
-        if event["type"] == "progress" and (event["phase"], event["step"]) == ("collect", 3):
-            process.send_signal(signal.SIGKILL)
-            break
-    process.stdout.close()
-    process.wait()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            event = json.loads(line)
+            if event["type"] == "progress" and (event["phase"], event["step"]) == ("collect", 3):
+                process.send_signal(signal.SIGKILL)
+                break
     done = run(settings(calc, killed, steps=3, checkpoint_every=1, if_exists="resume"))
     assert done.steps == 3
-    assert curve(killed) == curve(whole)
+    # The rollouts that the kill interrupted were begun twice, and the repeated ones say so.
+    retried = [step.pop("collect/retries") for step in curve(killed)]
+    assert retried[:2] == [0, 0]
+    for step, undisturbed in zip(curve(killed), curve(whole), strict=True):
+        assert step | {"collect/retries": 0} == undisturbed
 
 
 def flags(config: TrainConfig) -> list[str]:
@@ -213,18 +215,17 @@ def flags(config: TrainConfig) -> list[str]:
 def test_ctrl_c_finishes_the_step_keeps_a_checkpoint_and_says_how_to_go_on(calc, tmp_path):
     config = settings(calc, tmp_path / "run", steps=50)
     command = [sys.executable, "-m", "fulmen.cli.main", "train", *flags(config)]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
-    )
-    assert process.stdout is not None
-    said = []
-    for line in process.stdout:
-        said.append(line)
-        if line.startswith("step 1:"):
-            process.send_signal(signal.SIGINT)
-    errors = process.stderr.read() if process.stderr else ""
-    assert process.wait() == 130
-    assert "finishing this step" in errors
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path
+    ) as process:
+        assert process.stdout is not None
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if line.startswith("step 1:"):
+                process.send_signal(signal.SIGINT)
+    assert process.returncode == 130
+    assert "finishing this step" in "".join(said)
     text = "".join(said)
     assert "stopped after" in text
     assert f"fulmen train --config {tmp_path}/run/config.toml" in text

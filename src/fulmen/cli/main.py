@@ -53,11 +53,11 @@ def _train(config_file: str | None, resume: bool, as_json: bool, **flags: object
     if not as_json:
         from rich.console import Console
 
-        from fulmen.cli.report import final_report
+        from fulmen.cli.report import closing_lines, final_report
 
-        console = Console()
-        width = 100 if not console.is_terminal else None
-        Console(width=width).print(final_report(done, loaded.config), soft_wrap=False)
+        Console().print(final_report(done))
+        for line in closing_lines(done, loaded.config):
+            click.echo(line)
     if done.stopped:
         sys.exit(_INTERRUPTED)
 

@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Sequence
 
 from rich.console import Console, Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -18,8 +17,8 @@ _SHORT = 160
 """Characters of a task or an answer that are shown."""
 
 
-def final_report(done: RunFinished, config: TrainConfig) -> RenderableType:
-    """Curve, before and after, samples, and the commands that go on from here."""
+def final_report(done: RunFinished) -> RenderableType:
+    """Curve, before and after, and samples."""
     parts: list[RenderableType] = []
     if done.rewards:
         caption = f"training reward, step 1 to {done.steps}"
@@ -29,15 +28,21 @@ def final_report(done: RunFinished, config: TrainConfig) -> RenderableType:
     for title, style, samples in (("won", "green", done.won), ("lost", "red", done.lost)):
         if samples:
             parts += [Text(f"\n{title}", style=f"bold {style}"), sample_table(samples)]
-    minutes, seconds = divmod(round(done.train_seconds), 60)
-    parts.append(
-        f"\n{'stopped' if done.stopped else 'finished'} after {done.steps} steps, "
-        f"{minutes} min {seconds:02d} s of training; at most {done.peak_mb:,.0f} MiB of memory"
-    )
-    if done.plot:
-        parts.append(f"curve    {escape(done.plot)}")
-    parts += [f"{name:<8} {escape(line)}" for name, line in next_commands(done, config)]
     return Group(*parts)
+
+
+def closing_lines(done: RunFinished, config: TrainConfig) -> list[str]:
+    """Time, memory, and the commands that go on from here: never wrapped, so that they can be
+    copied."""
+    minutes, seconds = divmod(round(done.train_seconds), 60)
+    lines = [
+        "",
+        f"{'stopped' if done.stopped else 'finished'} after {done.steps} steps, "
+        f"{minutes} min {seconds:02d} s of training; at most {done.peak_mb:,.0f} MiB of memory",
+    ]
+    if done.plot:
+        lines.append(f"curve     {done.plot}")
+    return lines + [f"{name:<9} {line}" for name, line in next_commands(done, config)]
 
 
 def before_after(evals: Sequence[EvalDone]) -> Table:
