@@ -15,13 +15,13 @@ from fulmen.engine.platform import prepare_process
 
 prepare_process(threads=1)
 
-import torch  # noqa: E402 - the process is prepared before torch is loaded
-from torch import Tensor  # noqa: E402
-from transformers import Qwen3Config, Qwen3ForCausalLM  # noqa: E402
+import torch
+from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from fulmen.engine.base import GenerateRequest  # noqa: E402
-from fulmen.engine.pytorch.engine import LocalEngine  # noqa: E402
-from results import alternate, result, seconds  # noqa: E402
+from fulmen.engine.base import GenerateRequest
+from fulmen.engine.pytorch.engine import LocalEngine
+from results import alternate, result, seconds
 
 PROMPT, NEW = 200, 64
 CONCURRENCIES = (1, 8, 32, 64)

@@ -27,6 +27,7 @@ from fulmen.schema.errors import (
 _USERS = (ConfigError, DataError, ModelError, AgentError, GraderError)
 """Errors that the user can mend; exit status 2, others 1."""
 _INTERRUPTED = 130
+_TRAIN_EXTRA = ("torch", "transformers", "renderers", "safetensors", "matplotlib")
 
 
 @click.group(context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 96})
@@ -139,6 +140,10 @@ def main() -> None:
         if debug:
             traceback.print_exc()
         _fail(str(error), 2 if isinstance(error, _USERS) else 1)
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] in _TRAIN_EXTRA:
+            _fail(f'{error.name} is not installed; pip install "fulmen[train]"', 2)
+        _fail(f"{type(error).__name__}: {error}{_keep_traceback(debug)}", 1)
     except OSError as error:
         if error.errno == errno.ENOSPC:
             place = error.filename or "the run's disk"

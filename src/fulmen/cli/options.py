@@ -103,10 +103,12 @@ def _plain_type(annotation: Any) -> Any:  # noqa: ANN401 - any annotation of a s
 def _help_all(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if not wanted or ctx.resilient_parsing:
         return
-    for parameter in ctx.command.params:
-        if isinstance(parameter, click.Option) and parameter.name != "help_all":
-            parameter.hidden = False
+    options = [p for p in ctx.command.params if isinstance(p, click.Option) and p.hidden]
+    for option in options:
+        option.hidden = option.name == "help_all"
     click.echo(ctx.get_help())
+    for option in options:
+        option.hidden = True
     ctx.exit()
 
 

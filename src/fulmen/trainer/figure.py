@@ -21,7 +21,7 @@ def draw_rewards(path: Path, rewards: Sequence[float], evals: Sequence[EvalDone]
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     steps = np.arange(1, len(rewards) + 1)
     axes.plot(steps, rewards, color="#9ecae1", linewidth=1, label="training reward, each step")
-    smooth = [np.nanmean(rewards[max(0, n - _WINDOW) : n]) for n in range(1, len(rewards) + 1)]
+    smooth = [_mean(rewards[max(0, n - _WINDOW) : n]) for n in range(1, len(rewards) + 1)]
     axes.plot(steps, smooth, color="#2171b5", linewidth=2, label=f"mean of {_WINDOW} steps")
     for mode, colour in (("greedy", "#d94801"), ("sampled", "#6a51a3")):
         found = [e for e in evals if e.mode == mode]
@@ -43,3 +43,9 @@ def draw_rewards(path: Path, rewards: Sequence[float], evals: Sequence[EvalDone]
     axes.legend(loc="lower right", frameon=False)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Of those that are numbers: a step in which no rollout had a reward leaves a gap."""
+    known = [value for value in values if np.isfinite(value)]
+    return float(np.mean(known)) if known else float("nan")
