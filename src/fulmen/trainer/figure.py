@@ -23,7 +23,8 @@ def draw_rewards(path: Path, rewards: Sequence[float], evals: Sequence[EvalDone]
     axes.plot(steps, rewards, color="#9ecae1", linewidth=1, label="training reward, each step")
     smooth = [_mean(rewards[max(0, n - _WINDOW) : n]) for n in range(1, len(rewards) + 1)]
     axes.plot(steps, smooth, color="#2171b5", linewidth=2, label=f"mean of {_WINDOW} steps")
-    for mode, colour in (("greedy", "#d94801"), ("sampled", "#6a51a3")):
+    # Sampled decoding is measured at the ends only; a line between them would invent a course.
+    for mode, colour, style in (("greedy", "#d94801", "o-"), ("sampled", "#6a51a3", "s")):
         found = [e for e in evals if e.mode == mode]
         if found:
             errors = [[e.reward - e.low for e in found], [e.high - e.reward for e in found]]
@@ -31,7 +32,7 @@ def draw_rewards(path: Path, rewards: Sequence[float], evals: Sequence[EvalDone]
                 [e.step for e in found],
                 [e.reward for e in found],
                 yerr=errors,
-                fmt="o-",
+                fmt=style,
                 capsize=3,
                 color=colour,
                 label=f"held out, {mode} (95 % interval)",
