@@ -145,6 +145,7 @@ def test_recorded_log_probabilities_equal_a_fresh_forward_over_tool_conversation
     checked = turns = 0
     for result in results(tmp_path / "run", step_names(1, 6, 4)):
         turns = max(turns, len(result.calls))
+        assert [reward.source for reward in result.rewards] == ["grader"]
         for call in result.calls:
             ids = torch.tensor([call.prompt_ids + call.completion_ids])
             table = torch.log_softmax(model(input_ids=ids).logits[0], -1)

@@ -154,6 +154,14 @@ def test_a_dict_from_a_grader_is_named_rewards():
     assert second.reward == 1.5
 
 
+def test_rewards_are_kept_with_their_names_and_where_they_came_from():
+    (item,) = graded(lambda output: output, result({"reward": 1, "style": 0.5}))
+    kept = [(reward.name, reward.value, reward.source) for reward in item.rewards()]
+    assert kept == [("reward", 1.0, "grader"), ("style", 0.5, "grader")]
+    (excluded,) = graded(lambda **_: None, result("x"))
+    assert excluded.rewards() == []
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, "1", [1], {}, {"a": math.nan}, object()])
 def test_what_is_no_reward_is_refused_with_grader_task_and_value(bad):
     with pytest.raises(GraderError, match=r"g\.py:score.* on task 't'"):

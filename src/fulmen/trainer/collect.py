@@ -87,7 +87,9 @@ class Collector:
     async def _grade(self, ids: Sequence[str]) -> list[Graded]:
         judge = self.judge
         results = await self.store.results(ids)
-        return await grade(results, judge.grader, judge.name, judge.errors)
+        graded = await grade(results, judge.grader, judge.name, judge.errors)
+        await self.store.add_rewards([reward for item in graded for reward in item.rewards()])
+        return graded
 
     def _report(
         self,

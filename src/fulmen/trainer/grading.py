@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from fulmen.schema.config import nearest
 from fulmen.schema.errors import GraderError
-from fulmen.schema.records import JSON, RolloutResult
+from fulmen.schema.records import JSON, Reward, RolloutResult
 from fulmen.trainer.conversation import messages_of, tools_of
 
 MAIN = "reward"
@@ -43,6 +43,22 @@ class Graded:
     excluded: str = ""
     """Why the rollout takes no part: `infrastructure`, `timeout`, `cancelled`, `agent`,
     `not_applicable`; empty if it does."""
+
+    def rewards(self) -> list[Reward]:
+        """As the store keeps them: the reward, and the named parts of a dict."""
+        if self.reward is None:
+            return []
+        named = {MAIN: self.reward} | {n: v for n, v in self.parts.items() if n != MAIN}
+        return [
+            Reward(
+                rollout_id=self.result.rollout.id,
+                attempt=self.result.attempt,
+                name=name,
+                value=value,
+                source=self.source,
+            )
+            for name, value in named.items()
+        ]
 
 
 _ARGUMENTS: Mapping[str, Callable[[RolloutResult, Sequence[RolloutResult]], Any]] = {

@@ -29,7 +29,7 @@ def refuse_hopeless(graded: Sequence[Graded]) -> None:
 
 
 def step_notes(metrics: Mapping[str, float]) -> Iterator[Note]:
-    """What is odd about a step, in words; thresholds are those of docs/health.md."""
+    """What is odd about a step, in words: no signal, disagreement, truncation, failures."""
     groups = metrics.get("groups/with_signal")
     if groups == 0:
         mean = metrics.get("reward/mean", 0.0)
