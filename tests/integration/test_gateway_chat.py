@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fulmen.engine.scripted import Script, ScriptedEngine
 from fulmen.gateway.app import Gateway
+from fulmen.schema.errors import StoreError
 from fulmen.schema.keys import KeyClaims, mint_key
 from fulmen.schema.records import Call, Sampling
 from fulmen.server.app import make_app
@@ -375,6 +376,24 @@ async def test_a_failing_engine_is_a_server_error_without_a_traceback(world):
             await ask(w)
     assert "no reply left" in str(caught.value)
     assert "Traceback" not in str(caught.value)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_record_that_cannot_be_kept_is_a_server_error_never_a_lost_call(world, stream):
+    async with world(["x<|im_end|>"]) as w, httpx.AsyncClient() as client:
+
+        async def full(calls) -> None:
+            raise StoreError("run.db: no space left on device")
+
+        w.records.record_calls = full
+        answer = await client.post(
+            f"{w.url}/v1/chat/completions",
+            json={"model": "m", "messages": USER, "stream": stream},
+            headers={"authorization": f"Bearer {w.key()}"},
+        )
+    assert "no space left on device" in answer.text
+    assert "[DONE]" not in answer.text
+    assert answer.status_code == (200 if stream else 500)
 
 
 async def test_tokens_are_streamed_while_they_are_sampled(world):

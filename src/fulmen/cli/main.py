@@ -90,7 +90,10 @@ def _serve(config_file: str | None, **flags: object) -> None:
         click.echo(f"export OPENAI_API_KEY={key}")
         click.echo("Ctrl-C ends it")
 
-    serve(loaded.config, ready=ready)
+    try:
+        serve(loaded.config, ready=ready)
+    except KeyboardInterrupt:
+        click.echo("\nended")
 
 
 _RESUME = click.Option(["--resume"], is_flag=True, help="Go on with the run in --out.")

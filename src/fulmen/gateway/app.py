@@ -15,12 +15,12 @@ from starlette.routing import Route
 from fulmen.engine.base import Engine
 from fulmen.gateway.chat import read_request
 from fulmen.gateway.conversation import Conversation
-from fulmen.gateway.errors import RequestRefused, engine_failed, json_response
+from fulmen.gateway.errors import RequestRefused, json_response, server_failed
 from fulmen.gateway.render import ChatRenderer
 from fulmen.gateway.service import Exchange, Recorder
 from fulmen.gateway.stream import EventStream
 from fulmen.gateway.wire import completion_body, events
-from fulmen.schema.errors import EngineError
+from fulmen.schema.errors import FulmenError
 from fulmen.schema.keys import KeyClaims, KeyRefused, read_key
 from fulmen.schema.records import JSON
 
@@ -89,8 +89,8 @@ class Gateway:
             return json_response(completion_body(exchange))
         except RequestRefused as refusal:
             return refusal.response()
-        except EngineError as error:
-            return engine_failed(error).response()
+        except FulmenError as error:
+            return server_failed(error).response()
 
     async def _models(self, request: Request) -> Response:
         try:

@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from fulmen.schema.errors import EngineError
+from fulmen.schema.errors import FulmenError
 
 
 class RequestRefused(Exception):
@@ -39,6 +39,7 @@ def json_response(
     return Response(orjson.dumps(body), status, headers, "application/json")
 
 
-def engine_failed(error: EngineError) -> RequestRefused:
-    """The engine's failure, told to the client: it may try again, the rollout will."""
+def server_failed(error: FulmenError) -> RequestRefused:
+    """The engine's or the store's failure, told to the client: it may try again, the rollout
+    will."""
     return RequestRefused(str(error), status=500, kind="server_error")

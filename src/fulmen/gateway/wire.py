@@ -6,9 +6,9 @@ from contextlib import aclosing
 import orjson
 
 from fulmen.gateway.chat import usage
-from fulmen.gateway.errors import engine_failed
+from fulmen.gateway.errors import server_failed
 from fulmen.gateway.service import Choice, Exchange
-from fulmen.schema.errors import EngineError
+from fulmen.schema.errors import FulmenError
 from fulmen.schema.records import JSON
 
 
@@ -67,8 +67,8 @@ async def events(exchange: Exchange) -> AsyncGenerator[bytes, None]:
             async for place, name, text in pieces:
                 sent[place][name] += text
                 yield chunk(place, {name: text})
-    except EngineError as error:
-        yield b"data: " + orjson.dumps(engine_failed(error).body) + b"\n\n"
+    except FulmenError as error:
+        yield b"data: " + orjson.dumps(server_failed(error).body) + b"\n\n"
         return
     for place, choice in enumerate(exchange.choices):
         for delta in _rest(choice, sent[place]):
