@@ -4,12 +4,20 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 hash=$(cat requirements/base.txt pyproject.toml | sha256sum | cut -c1-16)
 seen=""
+# pyenv's shims exist for versions that are not active; look behind them.
+find_python() {
+    local path
+    for path in "$(command -v "$1")" "$(pyenv root 2>/dev/null)"/versions/"${1#python}".*/bin/python3; do
+        if [ -x "$path" ] && "$path" -c "" 2>/dev/null; then echo "$path"; return; fi
+    done
+}
 for name in "$@"; do
-    python=$(command -v "$name" || true)
-    if [ -z "$python" ] || ! version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null); then
+    python=$(find_python "$name")
+    if [ -z "$python" ]; then
         echo "base: $name is not installed here; not tested on it"
         continue
     fi
+    version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
     case " $seen " in *" $version "*) continue ;; esac
     seen="$seen $version"
     venv=".venv-base-$version"
