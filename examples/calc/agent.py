@@ -10,6 +10,7 @@ from autogen_core.models import ModelInfo
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
 INSTRUCTIONS = "Use the calculator tool. Reply with <answer>."
+LARGEST = 1e15
 
 _OPERATORS = {
     ast.Add: operator.add,
@@ -29,11 +30,15 @@ def calculator(expression: str) -> str:
         return "error: division by zero"
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return "error: not an expression of numbers, + - * / and parentheses"
+    if not abs(value) < LARGEST:  # written so that it holds for NaN too
+        return "error: the result is too large"
     return str(int(value)) if value == int(value) else f"{value:.2f}"
 
 
 def _value(node: ast.expr) -> float:
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        if isinstance(node.value, bool):  # an int to Python
+            raise ValueError("not a number")
         return node.value
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         return _OPERATORS[type(node.op)](_value(node.left), _value(node.right))

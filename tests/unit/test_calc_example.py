@@ -62,6 +62,10 @@ def test_every_template_s_answer_follows_from_its_numbers(load):
         ("(" * 50, "error: not"),
         ("", "error: not"),
         ("x", "error: not"),
+        ("True+1", "error: not"),
+        ("1e308*10", "error: the result is too large"),
+        ("1e308*10-1e308*10", "error: the result is too large"),
+        ("9e999", "error: the result is too large"),
     ],
 )
 def test_the_calculator_works_out_arithmetic_and_nothing_else(load, module, expression, result):
