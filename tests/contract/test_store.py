@@ -426,6 +426,9 @@ async def test_tokens_and_log_probabilities_come_back_bit_for_bit(store):
         temperature=0.7,
         top_p=0.95,
         finish_reason="length",
+        policy="writer",
+        grammar='start: "é"',
+        superseded=True,
         drift="history was edited",
         request={"big": 10**30, "inf": float("inf"), "text": "\ud800 é"},
         response=None,
@@ -447,6 +450,20 @@ async def test_calls_come_back_by_index_and_choice_whatever_order_they_came_in(s
     await store.finish(lease, DONE)
     (result,) = await store.results(["a"])
     assert [(c.index, c.choice) for c in result.calls] == [(2, 0), (2, 1), (10, 0)]
+
+
+async def test_a_superseded_call_keeps_all_its_choices_and_says_so(store):
+    (lease,) = await claimed(store, "a")
+    await store.record_calls([call(lease, 0), call(lease, 1), call(lease, 1, choice=1)])
+    await store.supersede_calls("a", lease.attempt, ["chatcmpl-1", "unknown"])
+    await store.supersede_calls("a", lease.attempt + 1, ["chatcmpl-0"])
+    await store.finish(lease, DONE)
+    (result,) = await store.results(["a"])
+    assert [(c.index, c.choice, c.superseded) for c in result.calls] == [
+        (0, 0, False),
+        (1, 0, True),
+        (1, 1, True),
+    ]
 
 
 async def test_what_an_agent_returned_comes_back_as_it_was(store):
@@ -734,7 +751,7 @@ async def test_nothing_that_was_answered_is_lost_when_the_process_ends_abruptly(
     await store.close()
 
 
-@pytest.mark.parametrize(("found", "words"), [("2", "a newer Fulmen"), ("0", "an older Fulmen")])
+@pytest.mark.parametrize(("found", "words"), [("999", "a newer Fulmen"), ("0", "an older Fulmen")])
 async def test_a_store_of_another_format_is_not_opened(path, found, words):
     await open_store(path).close()
     file = sqlite3.connect(path)

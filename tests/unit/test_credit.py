@@ -160,6 +160,7 @@ def test_every_call_becomes_a_transition_with_exactly_what_was_sampled():
         ({"completion_ids": (), "logprobs": (), "versions": ()}, "no_tokens"),
         ({"logprobs": ()}, "no_logprobs"),
         ({"finish_reason": "abort"}, "aborted"),
+        ({"superseded": True}, "superseded"),
         ({"temperature": 0.0}, "greedy"),
     ],
 )

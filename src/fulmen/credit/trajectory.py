@@ -10,7 +10,7 @@ from typing import Literal
 
 from fulmen.schema.records import Call, RolloutResult, Trajectory, Transition
 
-DropReason = Literal["no_tokens", "no_logprobs", "aborted", "greedy"]
+DropReason = Literal["superseded", "no_tokens", "no_logprobs", "aborted", "greedy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,8 @@ def assemble(result: RolloutResult, reward: float) -> tuple[Trajectory, list[Dro
 
 
 def _untrainable(call: Call) -> DropReason | None:
+    if call.superseded:
+        return "superseded"
     if not call.completion_ids:
         return "no_tokens"
     if len(call.logprobs) != len(call.completion_ids):
@@ -67,6 +69,7 @@ def _transition(call: Call) -> Transition:
         completion_ids=call.completion_ids,
         logprobs=call.logprobs,
         temperature=call.temperature,
+        grammar=call.grammar,
         version=call.version,
     )
 

@@ -117,14 +117,20 @@ class Call(Record, frozen=True, kw_only=True):
     parent: str | None = None
     """The call whose prompt and completion this prompt extends, token for token."""
     protocol: str
+    policy: str = ""
+    """Name of the policy that answered; another model's call has no tokens and is not trained."""
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     """Log-probability (nats) of each completion token under the sampling distribution."""
+    grammar: str = ""
+    """What the completion was forced to match (Lark, llguidance's dialect); empty: nothing."""
     versions: tuple[VersionSpan, ...]
     temperature: float
     top_p: float
     finish_reason: str
+    superseded: bool = False
+    """The agent never received it: it went away first, or asked again."""
     drift: str | None = None
     """Why the conversation could not be continued token for token; None: it was, or it is new."""
     request: JSON = None
@@ -189,6 +195,8 @@ class Transition(Record, frozen=True, kw_only=True):
     completion_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     temperature: float
+    grammar: str = ""
+    """As in `Call`: sampled tokens had no rivals but those it allowed."""
     version: int
     reward: float = 0.0
     """Reward of this call itself."""

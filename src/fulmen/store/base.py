@@ -66,6 +66,10 @@ class Store(Protocol):
         """
         ...
 
+    async def supersede_calls(self, rollout_id: str, attempt: int, ids: Sequence[str]) -> None:
+        """Mark recorded calls as never received by the agent. Returns before it is on disk."""
+        ...
+
     async def record_spans(self, spans: Sequence[Span]) -> None:
         """Keep spans; a span with a known id replaces it (start first, end later)."""
         ...

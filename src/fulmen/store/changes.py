@@ -208,6 +208,17 @@ def keep(
     return Change(None)
 
 
+def supersede(
+    connection: Connection, rollout_id: str, attempt: int, call_ids: Sequence[str]
+) -> Change[None]:
+    """Mark calls that the agent did not receive; those of other attempts are left as they are."""
+    c = tables.calls.c
+    for part in parts(call_ids):
+        which = and_(c.rollout_id == rollout_id, c.attempt == attempt, c.id.in_(part))
+        connection.execute(update(tables.calls).where(which).values(superseded=True))
+    return Change(None)
+
+
 def add_rewards(connection: Connection, rewards: Sequence[Reward]) -> Change[None]:
     """Keep rewards of latest attempts, finished or not.
 

@@ -112,6 +112,12 @@ class SqliteStore:
         work = functools.partial(changes.keep, table=tables.calls, new=new, counter="refused_calls")
         await self._writer.submit(Job(work, promised=True))
 
+    async def supersede_calls(self, rollout_id: str, attempt: int, ids: Sequence[str]) -> None:
+        work = functools.partial(
+            changes.supersede, rollout_id=rollout_id, attempt=attempt, call_ids=tuple(ids)
+        )
+        await self._writer.submit(Job(work, promised=True))
+
     async def record_spans(self, spans: Sequence[Span]) -> None:
         new = [rows.span_row(span) for span in spans]
         work = functools.partial(changes.keep, table=tables.spans, new=new, counter="refused_spans")

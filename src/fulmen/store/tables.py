@@ -7,6 +7,7 @@ Times are Unix time in seconds.
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     Double,
     ForeignKey,
@@ -20,7 +21,7 @@ from sqlalchemy import (
     Text,
 )
 
-FORMAT = 1
+FORMAT = 2
 """Version of this schema, kept in `meta`; a store of another version is not opened."""
 
 metadata = MetaData()
@@ -98,13 +99,16 @@ calls = Table(
     Column("index", Integer, nullable=False),
     Column("parent", String),
     Column("protocol", String, nullable=False),
+    Column("policy", String, nullable=False),
     Column("prompt_ids", LargeBinary, nullable=False),
     Column("completion_ids", LargeBinary, nullable=False),
     Column("logprobs", LargeBinary, nullable=False),
+    Column("grammar", Text, nullable=False),
     Column("versions", Text, nullable=False),
     Column("temperature", Double, nullable=False),
     Column("top_p", Double, nullable=False),
     Column("finish_reason", String, nullable=False),
+    Column("superseded", Boolean, nullable=False),
     Column("drift", Text),
     Column("request", Text, nullable=False),
     Column("response", Text, nullable=False),
