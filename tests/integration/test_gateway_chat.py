@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from fulmen.engine.scripted import Script, ScriptedEngine
 from fulmen.gateway.app import Gateway
+from fulmen.gateway.exchange import Policy
+from fulmen.gateway.models import Models
 from fulmen.schema.errors import StoreError
 from fulmen.schema.keys import KeyClaims, mint_key
 from fulmen.schema.records import Call, Sampling
@@ -35,11 +37,15 @@ class Records:
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
+        self.superseded: list[tuple[str, int, str]] = []
         self.arrived = asyncio.Event()
 
     async def record_calls(self, calls) -> None:
         self.calls += calls
         self.arrived.set()
+
+    async def supersede_calls(self, rollout_id, attempt, ids) -> None:
+        self.superseded += [(rollout_id, attempt, name) for name in ids]
 
 
 class World:
@@ -74,7 +80,8 @@ def world(renderer, encode):
         replies = script if callable(script) else [encode(text) for text in script]
         engine = ScriptedEngine(cast("Script", replies), max_context=max_context)
         records = Records()
-        gateway = Gateway(engine, renderer, records, SECRET)
+        models = Models([Policy("m", engine, renderer)])
+        gateway = Gateway(models, records, SECRET)
         async with Listening(make_app(gateway), "127.0.0.1", 0) as server:
             yield World(server.url, engine, records, gateway)
 
@@ -300,7 +307,7 @@ async def test_the_key_is_also_read_from_anthropic_s_header(world):
     async with world(["x<|im_end|>"]) as w, httpx.AsyncClient() as client:
         answer = await client.get(f"{w.url}/v1/models", headers={"x-api-key": w.key()})
         without = await client.get(f"{w.url}/v1/models")
-    assert answer.json()["data"][0]["id"] == "scripted"
+    assert answer.json()["data"][0]["id"] == "m"
     assert without.status_code == 401
 
 
@@ -319,7 +326,7 @@ async def test_the_key_is_also_read_from_anthropic_s_header(world):
         ({"stop": [1]}, "stop"),
         ({"tools": [{}]}, "tools[0]"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "yaml"}}, "response_format"),
         ({"stream": "yes"}, "stream"),
         ({"model": 3}, "model"),
     ],

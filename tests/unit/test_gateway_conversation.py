@@ -26,6 +26,9 @@ class Words:
     def decode(self, ids):
         return "".join(map(chr, ids))
 
+    def encode(self, text):
+        return tuple(map(ord, text))
+
     def extend(self, served, messages, known, tools, options):
         return served[0] + served[1] + self.render(messages[known:], tools, options)
 
@@ -85,6 +88,34 @@ def test_an_edited_answer_is_drift_and_a_new_question_is_not():
     assert talk.prompt(Words(), [user("z")], (), {}).drift is None
 
 
-def test_a_prompt_is_counted_each_time_it_comes():
+TURN = (("ask.", "YES"), "one"), (("ask.YES more.", "NO|"), "two")
+
+
+def raw(*served):
     talk = Conversation()
-    assert [talk.repeat((1, 2)), talk.repeat((3,)), talk.repeat((1, 2))] == [0, 0, 1]
+    for (prompt, completion), name in served:
+        ids = tuple(map(ord, prompt)), tuple(map(ord, completion))
+        talk.add_raw(Served(name, *ids), prompt + completion.removesuffix("|"))
+    return talk
+
+
+def letters(ids):
+    return "".join(map(chr, ids))
+
+
+def test_a_text_prompt_continues_the_longest_served_text_it_begins_with():
+    got = raw(*TURN).raw_prompt(Words(), "ask.YES go")
+    assert (got.parent, letters(got.ids)) == ("one", "ask.YES go")
+    assert raw(*TURN).raw_prompt(Words(), "something else").parent is None
+
+
+def test_text_behind_a_completion_that_ended_by_itself_reuses_its_tokens_without_the_end():
+    got = raw(*TURN).raw_prompt(Words(), "ask.YES more.NO go")
+    assert (got.parent, letters(got.ids)) == (None, "ask.YES more.NO go")
+
+
+def test_a_token_prompt_is_taken_as_it_is_and_finds_the_call_it_extends():
+    ids = tuple(map(ord, "ask.YES more.NO|and"))
+    assert raw(*TURN).raw_prompt(Words(), ids).parent == "two"
+    assert raw(*TURN).raw_prompt(Words(), ids[:8]).parent == "one"
+    assert raw(*TURN).raw_prompt(Words(), ids[:7]).parent is None

@@ -1,159 +1,174 @@
-"""The HTTP face of the gateway: routes, keys, limits, streams."""
+"""The HTTP face of the gateway: routes, and a request's way through them."""
 
 import asyncio
 import contextlib
-from collections import OrderedDict
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 
-import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from fulmen.engine.base import Engine
-from fulmen.gateway.chat import read_request
-from fulmen.gateway.conversation import Conversation
-from fulmen.gateway.errors import RequestRefused, json_response, server_failed
-from fulmen.gateway.render import ChatRenderer
-from fulmen.gateway.service import Exchange, Recorder
+from fulmen.gateway.access import claims_of
+from fulmen.gateway.attempt import Attempt, Attempts
+from fulmen.gateway.body import ReadBody, read_body
+from fulmen.gateway.chat.endpoint import Chat
+from fulmen.gateway.endpoint import Endpoint
+from fulmen.gateway.errors import RequestRefused, json_response, openai_error, server_failed
+from fulmen.gateway.exchange import Exchange, Recorder
+from fulmen.gateway.external import Forwarding
+from fulmen.gateway.gate import Gate, patience
+from fulmen.gateway.models import Models
 from fulmen.gateway.stream import EventStream
-from fulmen.gateway.wire import completion_body, events
 from fulmen.schema.errors import FulmenError
-from fulmen.schema.keys import KeyClaims, KeyRefused, read_key
+from fulmen.schema.keys import KeyClaims
 from fulmen.schema.records import JSON
 
-_MOST_BYTES = 32 * 2**20
-"""A body larger than this is refused."""
-_MOST_CONVERSATIONS = 50_000
-"""Attempts remembered at once; beyond it the oldest are forgotten and their next call is rendered
-anew, which shows as drift."""
+ENDPOINTS: tuple[Endpoint, ...] = (Chat(),)
+ROOTS = ("/v1", "/key/{key}/v1")
+"""Base URLs: the key as the API key, or in the path."""
 
 
 class Gateway:
     """An agent's only view of the policy."""
 
-    def __init__(
-        self, engine: Engine, renderer: ChatRenderer, recorder: Recorder, secret: bytes
-    ) -> None:
-        self._engine = engine
-        self._renderer = renderer
+    def __init__(self, models: Models, recorder: Recorder, secret: bytes) -> None:
+        self._models = models
         self._recorder = recorder
         self._secret = secret
-        self._conversations: OrderedDict[tuple[str, int], Conversation] = OrderedDict()
-        self._holds = 0
-        self._open = asyncio.Event()
-        self._open.set()
+        self._attempts = Attempts()
+        self._gate = Gate()
+        self._forwarding = Forwarding(recorder)
 
     def routes(self) -> list[Route]:
         """To be mounted by the server."""
-        return [
-            Route("/v1/chat/completions", self._chat, methods=["POST"]),
-            Route("/v1/models", self._models, methods=["GET"]),
-            Route("/v1/models/{name:path}", self._model, methods=["GET"]),
-        ]
+        routes = []
+        for root in ROOTS:
+            for endpoint in ENDPOINTS:
+                serve = self._serving(endpoint)
+                routes.append(Route(root + endpoint.path, serve, methods=["POST"]))
+            routes.append(Route(root + "/models", self._list_models, methods=["GET"]))
+            routes.append(Route(root + "/models/{name:path}", self._model, methods=["GET"]))
+        return routes
 
     def forget(self, rollout_id: str, attempt: int) -> None:
         """Drop what is remembered of an attempt that has ended."""
-        self._conversations.pop((rollout_id, attempt), None)
+        self._attempts.forget(rollout_id, attempt)
 
-    @asynccontextmanager
-    async def hold(self) -> AsyncIterator[None]:
+    def hold(self) -> AbstractAsyncContextManager[None]:
         """New requests wait while the context is open; nobody sees an error."""
-        self._holds += 1
-        self._open.clear()
-        try:
-            yield
-        finally:
-            self._holds -= 1
-            if self._holds == 0:  # two may overlap
-                self._open.set()
+        return self._gate.hold()
 
-    async def _chat(self, request: Request) -> Response:
-        try:
-            claims = self._claims(request)
-            chat = read_request(await _body(request))
-            await self._open.wait()
-            exchange = Exchange(
-                chat,
-                claims,
-                self._conversation(claims),
-                engine=self._engine,
-                renderer=self._renderer,
-                recorder=self._recorder,
+    async def aclose(self) -> None:
+        """End connections to models elsewhere."""
+        await self._forwarding.aclose()
+
+    def _serving(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+        async def serve(request: Request) -> Response:
+            try:
+                claims = claims_of(request, self._secret)
+                return await self._serve(endpoint, request, claims)
+            except RequestRefused as refusal:
+                return refusal.response(endpoint.error(refusal))
+            except FulmenError as error:
+                refusal = server_failed(error)
+                return refusal.response(endpoint.error(refusal))
+
+        return serve
+
+    async def _serve(self, endpoint: Endpoint, request: Request, claims: KeyClaims) -> Response:
+        body = await read_body(request)
+        attempt = self._attempts.of(claims)
+        name = body.value.get("model") if isinstance(body.value, dict) else None
+        if (external := self._models.external(name)) is not None:
+            return await self._forwarding.forward(
+                request,
+                body,
+                external,
+                path=endpoint.path,
+                claims=claims,
+                index=attempt.next_index(),
             )
-            if chat.stream:
-                return EventStream(events(exchange))
-            await _unless_disconnected(request, exchange)
-            return json_response(completion_body(exchange))
-        except RequestRefused as refusal:
-            return refusal.response()
-        except FulmenError as error:
-            return server_failed(error).response()
+        asked = endpoint.read(body.value, attempt)
+        policy = self._models.policy(asked.model)
+        await self._gate.passed(patience(request.headers))
+        await self._note_retry(request, body, attempt, claims)
+        exchange = Exchange(
+            asked,
+            claims,
+            attempt,
+            policy=policy,
+            recorder=self._recorder,
+            prefix=endpoint.prefix,
+        )
+        attempt.begin(body.digest, exchange.asked)
+        headers = {"x-request-id": exchange.id}
+        if asked.stream:
+            return EventStream(endpoint.events(exchange), headers)
+        if not await _unless_disconnected(request, exchange):
+            return Response(status_code=499)  # nobody reads it
+        return json_response(endpoint.answer(exchange), headers=headers)
 
-    async def _models(self, request: Request) -> Response:
-        try:
-            self._claims(request)
-        except RequestRefused as refusal:
-            return refusal.response()
-        return json_response({"object": "list", "data": [self._card(self._engine.info.model)]})
+    async def _note_retry(
+        self, request: Request, body: ReadBody, attempt: Attempt, claims: KeyClaims
+    ) -> None:
+        """A client that asks again has never seen the first answer."""
+        if request.headers.get("x-stainless-retry-count", "0") == "0":
+            return
+        lost = attempt.retried(body.digest)
+        if lost is not None:
+            await self._recorder.supersede_calls(claims.rollout_id, claims.attempt, lost.call_ids)
+
+    async def _list_models(self, request: Request) -> Response:
+        return self._for_key_holders(
+            request, lambda: {"object": "list", "data": [_card(n) for n in self._models.names]}
+        )
 
     async def _model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+
+        def card() -> JSON:
+            if self._models.external(name) is None:
+                self._models.policy(name)
+            return _card(name)
+
+        return self._for_key_holders(request, card)
+
+    def _for_key_holders(self, request: Request, body: Callable[[], JSON]) -> Response:
         try:
-            self._claims(request)
+            claims_of(request, self._secret)
+            return json_response(body())
         except RequestRefused as refusal:
-            return refusal.response()
-        return json_response(self._card(request.path_params["name"]))
-
-    def _card(self, name: str) -> dict[str, JSON]:
-        return {"id": name, "object": "model", "created": 0, "owned_by": "fulmen"}
-
-    def _claims(self, request: Request) -> KeyClaims:
-        given = request.headers.get("authorization", "")
-        key = given[7:] if given[:7].lower() == "bearer " else request.headers.get("x-api-key", "")
-        try:
-            return read_key(key.strip(), self._secret)
-        except KeyRefused as error:
-            raise RequestRefused(
-                f"{error}; set OPENAI_API_KEY to the key you were given",
-                status=401,
-                code="invalid_api_key",
-            ) from None
-
-    def _conversation(self, claims: KeyClaims) -> Conversation:
-        key = (claims.rollout_id, claims.attempt)
-        conversation = self._conversations.setdefault(key, Conversation())
-        self._conversations.move_to_end(key)
-        if len(self._conversations) > _MOST_CONVERSATIONS:
-            self._conversations.popitem(last=False)
-        return conversation
+            return refusal.response(openai_error(refusal))
 
 
-async def _body(request: Request) -> JSON:
-    """The decoded body, read no further than the limit."""
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > _MOST_BYTES:
-            raise RequestRefused(f"the body is larger than {_MOST_BYTES} bytes", status=413)
-        parts.append(part)
-    try:
-        return orjson.loads(b"".join(parts))
-    except orjson.JSONDecodeError as error:
-        raise RequestRefused(f"the body is not valid JSON ({error})") from None
+def _card(name: str) -> dict[str, JSON]:
+    """A model as OpenAI and Anthropic list it: clients of either read the fields they know."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "fulmen",
+        "type": "model",
+        "display_name": name,
+        "created_at": "1970-01-01T00:00:00Z",
+    }
 
 
-async def _unless_disconnected(request: Request, exchange: Exchange) -> None:
-    """Serve the exchange; a client that hangs up ends it at the next token."""
+async def _unless_disconnected(request: Request, exchange: Exchange) -> bool:
+    """Serve the exchange; a client that hangs up ends it at the next token, and gives False."""
     serving = asyncio.ensure_future(exchange.run())
     leaving = asyncio.ensure_future(request.receive())
     try:
         await asyncio.wait({serving, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not serving.done():
+        here = serving.done()
+        if not here:
+            exchange.attempt.lost(exchange.asked)
             serving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await serving
+        return here
     finally:
         serving.cancel()
         leaving.cancel()
@@ -163,5 +178,5 @@ async def refuse(_: Request, error: Exception) -> Response:
     """Any other HTTP error of the application, as an error object."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     text = error.detail if isinstance(error, HTTPException) else "internal error"
-    kind = "server_error" if status >= 500 else "invalid_request_error"
-    return RequestRefused(text, status=status, kind=kind).response()
+    refusal = RequestRefused(text, status=status)
+    return refusal.response(openai_error(refusal))

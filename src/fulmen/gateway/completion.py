@@ -44,16 +44,22 @@ class TextStream:
     """
 
     def __init__(
-        self, renderer: ChatRenderer, stops: Sequence[str], *, reasoning: bool = False
+        self,
+        renderer: ChatRenderer,
+        stops: Sequence[str],
+        *,
+        reasoning: bool = False,
+        raw: bool = False,
     ) -> None:
-        """`reasoning`: the prompt has opened the reasoning already."""
+        """`reasoning`: the prompt has opened the reasoning already; `raw`: all is text as it is."""
         self._renderer = renderer
         self._stops = tuple(stops)
-        self._reasoning = reasoning
+        self._raw = raw
+        self._reasoning = reasoning and not raw
         self._closed = False
         self._begun = False
         """Whether anything but white space was said."""
-        self._leading = True
+        self._leading = not raw
         """Whether white space would stand at a beginning, where it is no part of the text."""
         self._window: list[int] = []
         self._read = 0
@@ -68,7 +74,7 @@ class TextStream:
         for token in ids:
             if self._closed or self.stopped_at is not None:
                 break
-            marker = self._renderer.markers.get(token)
+            marker = None if self._raw else self._renderer.markers.get(token)
             if marker is None:
                 self._take(token)
                 pieces += self._flush()
@@ -118,11 +124,12 @@ class TextStream:
         found = [(text.find(stop), stop) for stop in stops if stop in text]
         if found:
             place, self.stopped_at = min(found)
-            return len(text[:place].rstrip())
-        end = len(text.rstrip())
+            return len(text[:place] if self._raw else text[:place].rstrip())
+        end = len(text if self._raw else text.rstrip())
         for stop in stops:
             for size in range(min(len(stop) - 1, len(text)), 0, -1):
                 if text.endswith(stop[:size]):
-                    end = min(end, len(text[: len(text) - size].rstrip()))
+                    before = text[: len(text) - size]
+                    end = min(end, len(before if self._raw else before.rstrip()))
                     break
         return end

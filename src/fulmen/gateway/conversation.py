@@ -27,6 +27,11 @@ class Served:
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
 
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Prompt and completion."""
+        return self.prompt_ids + self.completion_ids
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -42,25 +47,12 @@ class Prompt:
 class Conversation:
     """The served calls of one attempt, found by what has been said."""
 
-    calls: int = 0
-    """Requests so far; numbers the next one."""
     _served: dict[bytes, Served] = field(default_factory=dict)
     """By digest of all messages, the answer included."""
     _asked: set[bytes] = field(default_factory=set)
     """Digests of the messages of every served prompt."""
-    _repeats: dict[bytes, int] = field(default_factory=dict)
-
-    def next_index(self) -> int:
-        """Number a request in order of arrival: 0, 1, …"""
-        self.calls += 1
-        return self.calls - 1
-
-    def repeat(self, prompt: tuple[int, ...]) -> int:
-        """How often this very prompt was asked before in this attempt."""
-        key = hashlib.blake2b(repr(prompt).encode(), digest_size=16).digest()
-        count = self._repeats.get(key, 0)
-        self._repeats[key] = count + 1
-        return count
+    _raw: list[tuple[str, Served]] = field(default_factory=list)
+    """Calls without messages, with the text of prompt and completion."""
 
     def prompt(
         self,
@@ -93,6 +85,31 @@ class Conversation:
         chain = digests([*messages, answer], tools, options)
         self._served[chain[-1]] = served
         self._asked.add(chain[-2])
+
+    def raw_prompt(self, renderer: ChatRenderer, prompt: str | tuple[int, ...]) -> Prompt:
+        """A prompt that is text or tokens already, continuing the longest it begins with.
+
+        Text behind a completion that ended by itself continues its tokens but for the last one:
+        the end of the turn has no text, so the client cannot mean it. Such a prompt has no parent.
+        """
+        if not isinstance(prompt, str):
+            ids, longest = prompt, None
+            for _, served in self._raw:
+                if ids[: len(served.ids)] == served.ids and len(ids) > len(served.ids):
+                    longest = max(longest or served, served, key=lambda one: len(one.ids))
+            return Prompt(ids, parent=longest.call_id if longest else None)
+        known = [one for one in self._raw if prompt.startswith(one[0]) and prompt != one[0]]
+        if not known:
+            return Prompt(renderer.encode(prompt))
+        text, served = max(known, key=lambda one: len(one[0]))
+        rest = renderer.encode(prompt[len(text) :])
+        if served.completion_ids[-1] in renderer.stop_ids:
+            return Prompt(served.ids[:-1] + rest)
+        return Prompt(served.ids + rest, parent=served.call_id)
+
+    def add_raw(self, served: Served, text: str) -> None:
+        """Remember a served call without messages; `text` is that of its prompt and completion."""
+        self._raw.append((text, served))
 
 
 def _continued(

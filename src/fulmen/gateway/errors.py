@@ -1,35 +1,38 @@
-"""Errors in the form that OpenAI's clients understand."""
+"""A request that cannot be served, before any protocol has put it into its own words."""
 
-from typing import Any
+from dataclasses import dataclass
 
 import orjson
 from starlette.responses import Response
 
 from fulmen.schema.errors import FulmenError
+from fulmen.schema.records import JSON
 
 
+@dataclass(eq=False)
 class RequestRefused(Exception):
-    """A request that is answered with an error object."""
+    """A request that is answered with an error object, in the form of its protocol."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        status: int = 400,
-        param: str | None = None,
-        code: str | None = None,
-        kind: str = "invalid_request_error",
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.body: dict[str, Any] = {
-            "error": {"message": message, "type": kind, "param": param, "code": code}
-        }
+    message: str
+    status: int = 400
+    param: str | None = None
+    """The field that is wrong, as a path: `messages[2].content`."""
+    code: str | None = None
+    """OpenAI's word for the error, where clients act on it."""
+    retry_after_s: int | None = None
+    """When it makes sense to ask again, seconds."""
 
-    def response(self) -> Response:
-        """As HTTP."""
-        headers = {"www-authenticate": "Bearer"} if self.status == 401 else None
-        return json_response(self.body, self.status, headers)
+    def __str__(self) -> str:
+        return self.message
+
+    def response(self, body: JSON) -> Response:
+        """As HTTP, with the body that the protocol gives it."""
+        headers = {}
+        if self.status == 401:
+            headers["www-authenticate"] = "Bearer"
+        if self.retry_after_s is not None:
+            headers["retry-after"] = str(self.retry_after_s)
+        return json_response(body, self.status, headers)
 
 
 def json_response(
@@ -42,4 +45,21 @@ def json_response(
 def server_failed(error: FulmenError) -> RequestRefused:
     """The engine's or the store's failure, told to the client: it may try again, the rollout
     will."""
-    return RequestRefused(str(error), status=500, kind="server_error")
+    return RequestRefused(str(error), status=500, retry_after_s=1)
+
+
+def openai_error(refusal: RequestRefused) -> dict[str, JSON]:
+    """OpenAI's error object.
+
+    >>> openai_error(RequestRefused("n must be an integer", param="n"))["error"]["param"]
+    'n'
+    """
+    kind = "server_error" if refusal.status >= 500 else "invalid_request_error"
+    return {
+        "error": {
+            "message": refusal.message,
+            "type": kind,
+            "param": refusal.param,
+            "code": refusal.code,
+        }
+    }

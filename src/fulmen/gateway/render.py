@@ -86,6 +86,10 @@ class ChatRenderer(Protocol):
         """The text of tokens; structure and end-of-turn tokens are left out."""
         ...
 
+    def encode(self, text: str) -> tuple[int, ...]:
+        """The tokens of a raw text, whose structural tokens are spelled out."""
+        ...
+
 
 _FAMILIES: Mapping[str, tuple[str, str]] = {
     "qwen3": ("Qwen3RendererConfig", "<|im_start|>"),
@@ -227,6 +231,9 @@ class _Family:
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _renderer(self, options: Mapping[str, JSON]) -> Any:  # noqa: ANN401 - a renderers.Renderer
         import renderers

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 
 from starlette.responses import Response
@@ -14,8 +14,10 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(headers={"cache-control": "no-cache"})
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-cache", **(headers or {})})
         self._events = events
         del self.headers["content-length"]
 

@@ -5,7 +5,7 @@ The one place where rooms meet. It decides nothing that a setting does not decid
 
 import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,8 @@ from fulmen.engine.model import LoadedModel, load_model
 from fulmen.engine.platform import prepare_process
 from fulmen.engine.pytorch.engine import LocalEngine
 from fulmen.gateway.app import Gateway
+from fulmen.gateway.exchange import Policy
+from fulmen.gateway.models import Models
 from fulmen.gateway.render import make_renderer
 from fulmen.runner.agents import load_function, parse_agent
 from fulmen.runner.pool import Pool
@@ -125,9 +127,11 @@ async def running(
         # Whatever ran here before has ended: this process owns the folder.
         await store.expire_leases(now=float("inf"))
         renderer = make_renderer(policy.tokenizer, policy.model.config.model_type)
-        gateway = Gateway(engine, renderer, store, store.secret)
+        models = Models([Policy(policy.name, engine, renderer)])
+        gateway = Gateway(models, store, store.secret)
         store.on_attempt_end(gateway.forget)
         async with (
+            aclosing(gateway),
             Listening(make_app(gateway), settings.host, settings.port) as server,
             Pool(
                 store,

@@ -4,8 +4,11 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 
 from fulmen.gateway.app import Gateway
+from fulmen.gateway.exchange import Policy
+from fulmen.gateway.models import Models
 from fulmen.gateway.render import make_renderer
 from fulmen.launch.rig import load_policy, make_engine
 from fulmen.schema.config import ServeConfig
@@ -22,6 +25,9 @@ class _NoRecord:
 
     async def record_calls(self, calls: Sequence[Call]) -> None:
         """Let them go."""
+
+    async def supersede_calls(self, rollout_id: str, attempt: int, ids: Sequence[str]) -> None:
+        """There are none."""
 
 
 def serve(config: ServeConfig, *, ready: Callable[[str, str], None]) -> None:
@@ -42,8 +48,12 @@ async def _serve(config: ServeConfig, ready: Callable[[str, str], None]) -> None
     )
     try:
         renderer = make_renderer(policy.tokenizer, policy.model.config.model_type)
-        gateway = Gateway(engine, renderer, _NoRecord(), secret)
-        async with Listening(make_app(gateway), config.host, config.port) as server:
+        models = Models([Policy(policy.name, engine, renderer)])
+        gateway = Gateway(models, _NoRecord(), secret)
+        async with (
+            aclosing(gateway),
+            Listening(make_app(gateway), config.host, config.port) as server,
+        ):
             ready(f"{server.url}/v1", mint_key(claims, secret))
             await asyncio.Event().wait()
     finally:

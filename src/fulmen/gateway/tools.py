@@ -1,0 +1,40 @@
+"""Tools that a model may call, in the form of chat completions."""
+
+from collections.abc import Mapping, Sequence
+
+from fulmen.gateway.errors import RequestRefused
+from fulmen.gateway.request import ForcedCall
+from fulmen.schema.records import JSON
+
+
+def check_function(function: Mapping[str, JSON], where: str, schema: str) -> None:
+    """Check a tool's name and the JSON schema of its arguments, in the field `schema`."""
+    if not isinstance(function.get("name"), str):
+        raise RequestRefused(f"{where} must be a function with a name", param=where)
+    if not isinstance(function.get(schema) or {}, dict):
+        raise RequestRefused(f"{where}.{schema} must be a JSON schema", param=f"{where}.{schema}")
+
+
+def function_tool(function: Mapping[str, JSON], schema: str) -> dict[str, JSON]:
+    """A tool of another protocol, whose arguments are described in the field `schema`.
+
+    >>> function_tool({"name": "add", "input_schema": {}, "cache_control": None}, "input_schema")
+    {'type': 'function', 'function': {'name': 'add', 'parameters': {}}}
+    """
+    kept = {name: function[name] for name in ("name", "description", "strict") if name in function}
+    parameters = function.get(schema)
+    kept["parameters"] = {} if parameters is None else parameters
+    return {"type": "function", "function": kept}
+
+
+def forced_call(names: Sequence[str], chosen: Sequence[str] | None = None) -> ForcedCall:
+    """A call of one of `chosen` (None: any), which must be among the tools' names.
+
+    >>> forced_call(["add", "find"], ["add"])
+    ForcedCall(names=('add',))
+    """
+    unknown = [name for name in chosen or () if name not in names]
+    if unknown or not names:
+        wrong = f"{unknown[0]!r}, which is not" if unknown else "a tool, but there is none"
+        raise RequestRefused(f"tool_choice asks for {wrong} in tools", param="tool_choice")
+    return ForcedCall(tuple(dict.fromkeys(chosen if chosen is not None else names)))

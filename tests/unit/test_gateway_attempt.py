@@ -1,0 +1,91 @@
+"""What an attempt remembers of its requests, who may ask, and how long a request waits."""
+
+import asyncio
+
+import pytest
+
+from fulmen.gateway.attempt import Asked, Attempt, Attempts
+from fulmen.gateway.errors import RequestRefused
+from fulmen.gateway.gate import Gate, patience
+from fulmen.schema.keys import KeyClaims
+
+
+def asked(name, prompt=b"p"):
+    return Asked((name,), (prompt,))
+
+
+def test_a_prompt_is_counted_each_time_it_comes():
+    attempt = Attempt()
+    assert [attempt.repeat(b"a"), attempt.repeat(b"b"), attempt.repeat(b"a")] == [0, 0, 1]
+
+
+def test_a_prompt_whose_answer_was_never_received_does_not_count():
+    attempt, first = Attempt(), asked("one", b"a")
+    assert attempt.repeat(b"a") == 0
+    attempt.lost(first)
+    attempt.lost(first)  # it is lost once, however often it is said
+    assert [attempt.repeat(b"a"), attempt.repeat(b"a")] == [0, 1]
+
+
+def test_a_retry_supersedes_the_last_request_with_the_same_body():
+    attempt, first, second = Attempt(), asked("one"), asked("two")
+    for request in (first, second):
+        attempt.repeat(b"p")
+        attempt.begin(b"body", request)
+    assert attempt.retried(b"body") is second
+    assert second.superseded
+    assert not first.superseded
+
+
+def test_a_retry_of_a_request_that_is_known_to_be_lost_supersedes_no_other():
+    attempt, first, second = Attempt(), asked("one"), asked("two")
+    for request in (first, second):
+        attempt.repeat(b"p")
+        attempt.begin(b"body", request)
+    attempt.lost(first)
+    assert attempt.retried(b"body") is None
+    assert not second.superseded
+
+
+def test_a_retry_of_something_that_never_arrived_is_a_first_request():
+    assert Attempt().retried(b"body") is None
+
+
+def test_an_attempt_that_ended_is_forgotten():
+    attempts, claims = Attempts(), KeyClaims(rollout_id="r", attempt=1, expires=0)
+    first = attempts.of(claims)
+    assert attempts.of(claims) is first
+    attempts.forget("r", 1)
+    assert attempts.of(claims) is not first
+
+
+async def test_two_holds_that_overlap_both_hold():
+    gate = Gate()
+    async with gate.hold():
+        async with gate.hold():
+            pass
+        with pytest.raises(RequestRefused):
+            await gate.passed(0)
+    await gate.passed(0)
+
+
+async def test_a_request_that_is_held_passes_when_the_gate_opens():
+    gate = Gate()
+    async with gate.hold():
+        waiting = asyncio.create_task(gate.passed(60))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+    await waiting
+
+
+async def test_a_request_that_would_wait_too_long_is_told_when_to_come_back():
+    gate = Gate()
+    async with gate.hold():
+        with pytest.raises(RequestRefused) as refused:
+            await gate.passed(0)
+    assert (refused.value.status, refused.value.retry_after_s) == (503, 5)
+
+
+@pytest.mark.parametrize("text", ["-1", "0", "inf", "nan", "soon", ""])
+def test_a_read_timeout_that_is_none_counts_as_a_short_one(text):
+    assert patience({"x-stainless-read-timeout": text}) == patience({}) == 45.0
