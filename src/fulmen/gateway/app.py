@@ -14,20 +14,28 @@ from fulmen.gateway.access import claims_of
 from fulmen.gateway.attempt import Attempt, Attempts
 from fulmen.gateway.body import ReadBody, read_body
 from fulmen.gateway.chat.endpoint import Chat
+from fulmen.gateway.completions.endpoint import Completions
 from fulmen.gateway.endpoint import Endpoint
 from fulmen.gateway.errors import RequestRefused, json_response, openai_error, server_failed
 from fulmen.gateway.exchange import Exchange, Recorder
 from fulmen.gateway.external import Forwarding
 from fulmen.gateway.gate import Gate, patience
+from fulmen.gateway.messages.endpoint import Messages, count_tokens
+from fulmen.gateway.messages.error import anthropic_error
 from fulmen.gateway.models import Models
+from fulmen.gateway.responses.endpoint import Responses, stored_response
 from fulmen.gateway.stream import EventStream
 from fulmen.schema.errors import FulmenError
 from fulmen.schema.keys import KeyClaims
 from fulmen.schema.records import JSON
 
-ENDPOINTS: tuple[Endpoint, ...] = (Chat(),)
+ENDPOINTS: tuple[Endpoint, ...] = (Chat(), Completions(), Messages(), Responses())
 ROOTS = ("/v1", "/key/{key}/v1")
 """Base URLs: the key as the API key, or in the path."""
+
+
+_Handler = Callable[[Request, KeyClaims], Awaitable[Response]]
+_ErrorForm = Callable[[RequestRefused], dict[str, JSON]]
 
 
 class Gateway:
@@ -43,14 +51,19 @@ class Gateway:
 
     def routes(self) -> list[Route]:
         """To be mounted by the server."""
-        routes = []
-        for root in ROOTS:
-            for endpoint in ENDPOINTS:
-                serve = self._serving(endpoint)
-                routes.append(Route(root + endpoint.path, serve, methods=["POST"]))
-            routes.append(Route(root + "/models", self._list_models, methods=["GET"]))
-            routes.append(Route(root + "/models/{name:path}", self._model, methods=["GET"]))
-        return routes
+        samples = [(one.path, "POST", self._serving(one), one.error) for one in ENDPOINTS]
+        asks = [
+            ("/messages/count_tokens", "POST", self._count_tokens, anthropic_error),
+            ("/responses/{name}", "GET", self._response, openai_error),
+            ("/responses/{name}", "DELETE", self._delete_response, openai_error),
+            ("/models", "GET", self._list_models, None),
+            ("/models/{name:path}", "GET", self._model, None),
+        ]
+        return [
+            Route(root + path, self._for_key_holders(handle, error), methods=[method])
+            for root in ROOTS
+            for path, method, handle, error in samples + asks
+        ]
 
     def forget(self, rollout_id: str, attempt: int) -> None:
         """Drop what is remembered of an attempt that has ended."""
@@ -64,16 +77,26 @@ class Gateway:
         """End connections to models elsewhere."""
         await self._forwarding.aclose()
 
-    def _serving(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
-        async def serve(request: Request) -> Response:
+    def _for_key_holders(
+        self, handle: _Handler, error_form: _ErrorForm | None
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """A route that needs a key, and says what is wrong in the words of its protocol."""
+
+        async def answer(request: Request) -> Response:
+            form = error_form or _error_form(request)
             try:
-                claims = claims_of(request, self._secret)
-                return await self._serve(endpoint, request, claims)
+                return await handle(request, claims_of(request, self._secret))
             except RequestRefused as refusal:
-                return refusal.response(endpoint.error(refusal))
+                return refusal.response(form(refusal))
             except FulmenError as error:
                 refusal = server_failed(error)
-                return refusal.response(endpoint.error(refusal))
+                return refusal.response(form(refusal))
+
+        return answer
+
+    def _serving(self, endpoint: Endpoint) -> _Handler:
+        async def serve(request: Request, claims: KeyClaims) -> Response:
+            return await self._serve(endpoint, request, claims)
 
         return serve
 
@@ -103,7 +126,7 @@ class Gateway:
             prefix=endpoint.prefix,
         )
         attempt.begin(body.digest, exchange.asked)
-        headers = {"x-request-id": exchange.id}
+        headers = {"x-request-id": exchange.id, "request-id": exchange.id}
         if asked.stream:
             return EventStream(endpoint.events(exchange), headers)
         if not await _unless_disconnected(request, exchange):
@@ -120,27 +143,30 @@ class Gateway:
         if lost is not None:
             await self._recorder.supersede_calls(claims.rollout_id, claims.attempt, lost.call_ids)
 
-    async def _list_models(self, request: Request) -> Response:
-        return self._for_key_holders(
-            request, lambda: {"object": "list", "data": [_card(n) for n in self._models.names]}
-        )
+    async def _count_tokens(self, request: Request, claims: KeyClaims) -> Response:
+        body = await read_body(request)
+        return json_response(count_tokens(body.value, self._attempts.of(claims), self._models))
 
-    async def _model(self, request: Request) -> Response:
+    async def _response(self, request: Request, claims: KeyClaims) -> Response:
+        kept = stored_response(request.path_params["name"], self._attempts.of(claims))
+        return json_response(kept.body)
+
+    async def _delete_response(self, request: Request, claims: KeyClaims) -> Response:
+        name, attempt = request.path_params["name"], self._attempts.of(claims)
+        stored_response(name, attempt)
+        del attempt.responses[name]
+        return json_response({"id": name, "object": "response", "deleted": True})
+
+    async def _list_models(self, request: Request, claims: KeyClaims) -> Response:  # noqa: ARG002
+        names = self._models.names
+        ends = {"first_id": names[0], "last_id": names[-1], "has_more": False}
+        return json_response({"object": "list", "data": [_card(name) for name in names], **ends})
+
+    async def _model(self, request: Request, claims: KeyClaims) -> Response:  # noqa: ARG002
         name = request.path_params["name"]
-
-        def card() -> JSON:
-            if self._models.external(name) is None:
-                self._models.policy(name)
-            return _card(name)
-
-        return self._for_key_holders(request, card)
-
-    def _for_key_holders(self, request: Request, body: Callable[[], JSON]) -> Response:
-        try:
-            claims_of(request, self._secret)
-            return json_response(body())
-        except RequestRefused as refusal:
-            return refusal.response(openai_error(refusal))
+        if self._models.external(name) is None:
+            self._models.policy(name)
+        return json_response(_card(name))
 
 
 def _card(name: str) -> dict[str, JSON]:
@@ -174,9 +200,15 @@ async def _unless_disconnected(request: Request, exchange: Exchange) -> bool:
         leaving.cancel()
 
 
-async def refuse(_: Request, error: Exception) -> Response:
+async def refuse(request: Request, error: Exception) -> Response:
     """Any other HTTP error of the application, as an error object."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     text = error.detail if isinstance(error, HTTPException) else "internal error"
     refusal = RequestRefused(text, status=status)
-    return refusal.response(openai_error(refusal))
+    return refusal.response(_error_form(request)(refusal))
+
+
+def _error_form(request: Request) -> _ErrorForm:
+    """The form of the protocol that a request seems to be of."""
+    anthropic = "/messages" in request.url.path or "anthropic-version" in request.headers
+    return anthropic_error if anthropic else openai_error

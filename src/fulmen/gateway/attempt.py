@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from fulmen.gateway.conversation import Conversation
 from fulmen.gateway.render import Message
 from fulmen.schema.keys import KeyClaims
+from fulmen.schema.records import JSON
 
 _MOST_ATTEMPTS = 50_000
 """Attempts remembered at once; beyond it the oldest are forgotten and their next call is rendered
@@ -24,13 +25,22 @@ class Asked:
     """The client never received the answer."""
 
 
+@dataclass(frozen=True, slots=True)
+class KeptResponse:
+    """An answer that later requests may refer to instead of repeating it."""
+
+    messages: tuple[Message, ...]
+    """All that was said, up to and including the answer."""
+    body: dict[str, JSON]
+
+
 @dataclass(slots=True)
 class Attempt:
     """Conversations served, responses kept, requests seen."""
 
     conversation: Conversation = field(default_factory=Conversation)
-    responses: dict[str, tuple[Message, ...]] = field(default_factory=dict)
-    """By response id: all messages up to and including its answer (the responses protocol)."""
+    responses: dict[str, KeptResponse] = field(default_factory=dict)
+    """By id (the responses protocol)."""
     _calls: int = 0
     _repeats: dict[bytes, int] = field(default_factory=dict)
     _asked: dict[bytes, list[Asked]] = field(default_factory=dict)
@@ -49,6 +59,14 @@ class Attempt:
         count = self._repeats.get(prompt, 0)
         self._repeats[prompt] = count + 1
         return count
+
+    def item(self, name: str) -> JSON:
+        """The output item with this id, from the responses that are kept; None if none has it."""
+        for kept in self.responses.values():
+            for item in kept.body["output"]:
+                if item["id"] == name:
+                    return item
+        return None
 
     def begin(self, body: bytes, asked: Asked) -> None:
         """Remember a request by the digest of its body."""

@@ -39,6 +39,6 @@ class Endpoint(Protocol):
         """Serve the exchange as server-sent events, errors of the engine included."""
         ...
 
-    def error(self, refusal: RequestRefused) -> JSON:
+    def error(self, refusal: RequestRefused) -> dict[str, JSON]:
         """The body that says why a request is not served."""
         ...

@@ -77,7 +77,7 @@ class Exchange:
         `prefix` begins the response's id: `chatcmpl-`, say.
         """
         if request.output is not None:
-            raise RequestRefused("an answer of a given form is not supported")
+            raise RequestRefused("an answer of a given form is not supported", param=None)
         self.request = request
         self.attempt = attempt
         self.started = time.time()
@@ -87,7 +87,7 @@ class Exchange:
         self._policy = policy
         self._recorder = recorder
         self._index = attempt.next_index()
-        self.prompts = self._render()
+        self.prompts = render(request, attempt, policy.renderer)
         self.choices = [
             Choice(ids.call_id(prefix, self.key, place), self.prompts[place // request.n])
             for place in range(len(self.prompts) * request.n)
@@ -155,20 +155,6 @@ class Exchange:
             for choice in self.choices:
                 self._finish(choice)
             await asyncio.shield(self._recorder.record_calls(self._calls()))
-
-    def _render(self) -> list[Prompt]:
-        request, renderer = self.request, self._policy.renderer
-        conversation = self.attempt.conversation
-        try:
-            if request.prompts:
-                return [conversation.raw_prompt(renderer, prompt) for prompt in request.prompts]
-            return [
-                conversation.prompt(
-                    renderer, request.messages, request.tools, request.template_options
-                )
-            ]
-        except (ValueError, TypeError, KeyError) as error:
-            raise RequestRefused(f"the messages cannot be rendered: {error}") from error
 
     async def _sample(
         self, place: int, choice: Choice, pieces: "asyncio.Queue[Piece | None]"
@@ -296,6 +282,19 @@ class Exchange:
         prompt, repeat = self._seeds[place // self.request.n]
         facts = (self._claims.seed, self.request.seed, prompt, repeat, place)
         return int.from_bytes(digest(repr(facts).encode())[:8], "big")
+
+
+def render(request: ModelRequest, attempt: Attempt, renderer: ChatRenderer) -> list[Prompt]:
+    """The prompts of a request. Raises RequestRefused if the model's format has no place for it."""
+    conversation = attempt.conversation
+    try:
+        if request.prompts:
+            return [conversation.raw_prompt(renderer, prompt) for prompt in request.prompts]
+        return [
+            conversation.prompt(renderer, request.messages, request.tools, request.template_options)
+        ]
+    except (ValueError, TypeError, KeyError) as error:
+        raise RequestRefused(f"the messages cannot be rendered: {error}") from error
 
 
 def assistant_message(choice: Choice) -> dict[str, JSON]:

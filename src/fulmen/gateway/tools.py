@@ -38,3 +38,11 @@ def forced_call(names: Sequence[str], chosen: Sequence[str] | None = None) -> Fo
         wrong = f"{unknown[0]!r}, which is not" if unknown else "a tool, but there is none"
         raise RequestRefused(f"tool_choice asks for {wrong} in tools", param="tool_choice")
     return ForcedCall(tuple(dict.fromkeys(chosen if chosen is not None else names)))
+
+
+def tool_name(tool: JSON) -> str:
+    """The name in a tool choice."""
+    match tool:
+        case {"function": {"name": str(name)}} | {"name": str(name)}:
+            return name
+    raise RequestRefused("tool_choice.allowed_tools: a tool has no name", param="tool_choice")

@@ -29,6 +29,6 @@ class Chat:
         """See `Endpoint.events`."""
         return events(exchange)
 
-    def error(self, refusal: RequestRefused) -> JSON:
+    def error(self, refusal: RequestRefused) -> dict[str, JSON]:
         """See `Endpoint.error`."""
         return openai_error(refusal)

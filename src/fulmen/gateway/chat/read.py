@@ -7,7 +7,7 @@ from fulmen.gateway.errors import RequestRefused
 from fulmen.gateway.fields import Body
 from fulmen.gateway.render import Message
 from fulmen.gateway.request import ForcedCall, JsonOutput, ModelRequest
-from fulmen.gateway.tools import check_function, forced_call
+from fulmen.gateway.tools import check_function, forced_call, tool_name
 from fulmen.schema.records import JSON
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -111,19 +111,12 @@ def _forced(body: Body, tools: Sequence[dict[str, JSON]]) -> ForcedCall | None:
         case {"type": "function", "function": {"name": str(name)}}:
             return forced_call(names, (name,))
         case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(allowed)}}:
-            chosen = tuple(_name_of(tool) for tool in allowed)
+            chosen = tuple(tool_name(tool) for tool in allowed)
             return forced_call(names, chosen) if mode == "required" else None
     raise RequestRefused(
         "tool_choice must be 'auto', 'none', 'required' or name one of the tools",
         param="tool_choice",
     )
-
-
-def _name_of(tool: JSON) -> str:
-    match tool:
-        case {"function": {"name": str(name)}} | {"name": str(name)}:
-            return name
-    raise RequestRefused("tool_choice.allowed_tools: a tool has no name", param="tool_choice")
 
 
 def _json_output(body: Body) -> JsonOutput | None:

@@ -1,13 +1,11 @@
 """OpenAI's chat completions: answers as they go over the wire, one body or a stream of events."""
 
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
-
-import orjson
+from collections.abc import AsyncGenerator
 
 from fulmen.gateway import fields
 from fulmen.gateway.errors import openai_error, server_failed
 from fulmen.gateway.exchange import Choice, Exchange, assistant_message
+from fulmen.gateway.pieces import Pieces, event
 from fulmen.schema.errors import FulmenError
 from fulmen.schema.records import JSON
 
@@ -62,21 +60,21 @@ def _logprobs(exchange: Exchange, choice: Choice) -> JSON:
 
 async def events(exchange: Exchange) -> AsyncGenerator[bytes, None]:
     """The answer as server-sent events: the same content as the body, piece by piece."""
-    chunks = _Chunks(exchange)
-    sent = [{"content": "", "reasoning_content": ""} for _ in exchange.choices]
-    for place in range(len(sent)):
+    chunks, pieces = _Chunks(exchange), Pieces(exchange)
+    for place in range(len(exchange.choices)):
         yield chunks.chunk(place, {"role": "assistant", "content": ""})
     try:
-        async with aclosing(exchange.stream()) as pieces:
-            async for place, name, text in pieces:
-                sent[place][name] += text
-                yield chunks.chunk(place, {name: text})
+        async for place, name, text in pieces.arriving():
+            yield chunks.chunk(place, {name: text})
     except FulmenError as error:
-        yield _data(openai_error(server_failed(error)))
+        yield event(openai_error(server_failed(error)))
         return
     for place, choice in enumerate(exchange.choices):
-        for delta in _rest(choice, sent[place]):
-            yield chunks.chunk(place, delta)
+        for _, name, text in pieces.missing(choice):
+            yield chunks.chunk(place, {name: text})
+        if calls := assistant_message(choice).get("tool_calls"):
+            numbered = [{"index": number, **call} for number, call in enumerate(calls)]
+            yield chunks.chunk(place, {"tool_calls": numbered})
         yield chunks.last(place, choice)
     if chunks.counted:
         yield chunks.event([], usage=usage(exchange))
@@ -101,7 +99,7 @@ class _Chunks:
 
     def event(self, choices: list[JSON], **more: JSON) -> bytes:
         """Any chunk."""
-        return _data(self._head | {"choices": choices} | more)
+        return event(self._head | {"choices": choices} | more)
 
     def chunk(self, place: int, delta: dict[str, JSON]) -> bytes:
         """A piece of one choice."""
@@ -116,18 +114,3 @@ class _Chunks:
             "logprobs": _logprobs(self._exchange, choice),
         }
         return self.event([end])
-
-
-def _data(body: JSON) -> bytes:
-    return b"data: " + orjson.dumps(body) + b"\n\n"
-
-
-def _rest(choice: Choice, sent: dict[str, str]) -> Iterator[dict[str, JSON]]:
-    """What the whole message holds beyond what was streamed."""
-    message = assistant_message(choice)
-    for name, before in sent.items():
-        whole = message.get(name) or ""
-        if whole.startswith(before) and len(whole) > len(before):
-            yield {name: whole[len(before) :]}
-    if calls := message.get("tool_calls"):
-        yield {"tool_calls": [{"index": n, **call} for n, call in enumerate(calls)]}
