@@ -2,36 +2,17 @@
 
 import asyncio
 import json
-from typing import Any
 
-import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fulmen.engine.scripted import ScriptedEngine
-from fulmen.gateway.app import Gateway
-from fulmen.gateway.exchange import Policy
-from fulmen.gateway.models import Models
 from fulmen.gateway.render import make_renderer
-from fulmen.schema.keys import KeyClaims, mint_key
-from fulmen.server.app import make_app
+from gateways import Face
 
-SECRET = b"s"
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 QUESTION = [{"role": "user", "content": "q"}]
-
-
-class Memory:
-    def __init__(self):
-        self.calls = []
-
-    async def record_calls(self, calls):
-        self.calls += calls
-
-    async def supersede_calls(self, rollout_id, attempt, ids):  # noqa: ARG002
-        raise AssertionError("nothing is asked twice here")
 
 
 class Templated:
@@ -49,37 +30,14 @@ class Templated:
         return getattr(self._tokenizer, name)
 
 
-class Face:
-    """A gateway called without a socket."""
-
-    def __init__(self, tokenizer: Any, *replies):
-        self.tokenizer, self.memory = tokenizer, Memory()
-        waiting: list[list[int]] = [
-            r if isinstance(r, list) else self.ids(r + "<|im_end|>") for r in replies
-        ]
-        self.engine = ScriptedEngine(lambda _: waiting.pop(0), max_context=30_000)
-        renderer = make_renderer(tokenizer, "qwen3")
-        claims = KeyClaims(rollout_id="r", attempt=1, expires=2e9)
-        self._client = httpx.AsyncClient(
-            transport=httpx.ASGITransport(
-                make_app(
-                    Gateway(Models([Policy("m", self.engine, renderer)]), self.memory, SECRET)
-                ),
-                raise_app_exceptions=False,
-            ),
-            base_url="http://gateway",
-            headers={"authorization": f"Bearer {mint_key(claims, SECRET)}"},
-        )
-
-    def ids(self, text):
-        return self.tokenizer.encode(text, add_special_tokens=False)
+class Chat(Face):
+    """Asked at chat completions."""
 
     async def post(self, messages=QUESTION, **options):
-        body = {"model": "m", "messages": messages, **options}
-        return await self._client.post("/v1/chat/completions", json=body)
+        return await super().post("/chat/completions", messages=messages, **options)
 
     async def post_bytes(self, body):
-        return await self._client.post("/v1/chat/completions", content=body)
+        return await self.client.post("/v1/chat/completions", content=body)
 
 
 def whole(response):
@@ -134,7 +92,7 @@ def test_a_stream_put_together_is_the_whole_message(tokenizer, text, noise, tool
         end = tokenizer.eos_token_id
         encoded = tokenizer.encode(text, add_special_tokens=False)
         reply = [i for i in encoded + noise if i != end] + [end]
-        face = Face(tokenizer, list(reply), list(reply))
+        face = Chat(tokenizer, list(reply), list(reply))
         options = {"tools": TOOLS if tools else None, "stop": "STOP" if stop else None}
         assert joined(await face.post(stream=True, **options)) == whole(await face.post(**options))
 
@@ -158,7 +116,7 @@ FIELDS = ["model", "messages", "tools", "n", "stop", "temperature", "chat_templa
 )
 def test_no_body_is_a_failure_of_the_server(tokenizer, change, message):
     async def send():
-        face = Face(tokenizer, *["ok"] * 128)
+        face = Chat(tokenizer, *["ok"] * 128)
         body = {"model": "m", "messages": [*QUESTION, {**QUESTION[0], **message}], **change}
         response = await face.post_bytes(json.dumps(body).encode())
         assert response.status_code < 500, response.text
@@ -177,13 +135,13 @@ def test_no_body_is_a_failure_of_the_server(tokenizer, change, message):
     ids=["lone surrogate", "deep brackets", "a name that is no text"],
 )
 async def test_whatever_the_policy_writes_is_answered_and_recorded(tokenizer, text):
-    face = Face(tokenizer, text)
+    face = Chat(tokenizer, text)
     assert (await face.post(tools=TOOLS)).status_code == 200
-    assert list(face.memory.calls[0].completion_ids) == face.ids(text + "<|im_end|>")
+    assert list(face.calls[0].completion_ids) == face.ids(text + "<|im_end|>")
 
 
 async def test_malformed_calls_and_calls_that_nobody_offered_stay_text(tokenizer):
-    face = Face(tokenizer, f"{CALL}\n<tool_call>\n{{bad}}\n</tool_call>", CALL)
+    face = Chat(tokenizer, f"{CALL}\n<tool_call>\n{{bad}}\n</tool_call>", CALL)
     content, _, calls, _ = whole(await face.post(tools=TOOLS))
     assert "{bad}" in content
     assert len(calls) == 1
@@ -193,36 +151,36 @@ async def test_malformed_calls_and_calls_that_nobody_offered_stay_text(tokenizer
 
 @pytest.mark.parametrize("role", ["developer", "function"])
 async def test_no_role_is_left_out_of_the_prompt(tokenizer, role):
-    face = Face(tokenizer, "ok")
+    face = Chat(tokenizer, "ok")
     await face.post([*QUESTION, {"role": role, "name": "f", "content": "IMPORTANT"}])
     assert "IMPORTANT" in tokenizer.decode(face.engine.requests[0].prompt_ids)
 
 
 async def test_a_follow_up_question_continues_a_conversation_without_reasoning(tokenizer):
-    face = Face(tokenizer, "hello", "more")
+    face = Chat(tokenizer, "hello", "more")
     await face.post()
     answer = {"role": "assistant", "content": "hello"}
     await face.post([*QUESTION, answer, {"role": "user", "content": "and?"}])
-    first, second = face.memory.calls
+    first, second = face.calls
     assert (second.parent, second.drift) == (first.id, None)
 
 
 async def test_arguments_spelled_anew_by_a_client_are_the_same_call(tokenizer):
-    face = Face(tokenizer, CALL, "ok")
+    face = Chat(tokenizer, CALL, "ok")
     message = (await face.post(tools=TOOLS)).json()["choices"][0]["message"]
     function = message["tool_calls"][0]["function"]
     function["arguments"] = json.dumps(json.loads(function["arguments"]), indent=2)
     result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "3"}
     await face.post([*QUESTION, message, result], tools=TOOLS)
-    assert face.memory.calls[1].parent == face.memory.calls[0].id
+    assert face.calls[1].parent == face.calls[0].id
 
 
 async def test_examples_in_the_prompt_are_no_edited_history(tokenizer):
-    face = Face(tokenizer, "one", "two")
+    face = Chat(tokenizer, "one", "two")
     shown = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
     for question in "ab":
         await face.post([*shown, {"role": "user", "content": question}])
-    assert [c.drift for c in face.memory.calls] == [None, None]
+    assert [c.drift for c in face.calls] == [None, None]
 
 
 def test_a_model_of_no_known_family_is_served_by_its_template(tokenizer):

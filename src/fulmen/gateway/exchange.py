@@ -274,6 +274,8 @@ class Exchange:
             )
         if not prompt.ids:
             raise RequestRefused("the prompt is empty", param="prompt")
+        if self.request.prompts and max(prompt.ids) >= self._policy.engine.info.vocab_size:
+            raise RequestRefused("the prompt has a token that the model has not", param="prompt")
         bounds = (left, self.request.max_tokens, self._claims.sampling.max_tokens)
         return min(bound for bound in bounds if bound is not None)
 

@@ -8,7 +8,6 @@ import orjson
 from fulmen.gateway.exchange import Choice, Exchange, Piece
 from fulmen.schema.records import JSON
 
-
 # Line ends to Python's `splitlines`, with which some clients cut a stream; JSON may escape them.
 _LINE_ENDS = tuple((mark.encode(), f"\\u{ord(mark):04x}".encode()) for mark in "\x85\u2028\u2029")
 

@@ -193,10 +193,32 @@ class _Family:
         before = self._tokenizer.decode(list(served), skip_special_tokens=False)
         whole = self._tokenizer.decode(list(rendered), skip_special_tokens=False)
         if not whole.startswith(before):
-            return None
+            return self._extend_by_structure(served, rendered)
         return served + tuple(
             self._tokenizer.encode(whole[len(before) :], add_special_tokens=False)
         )
+
+    def _extend_by_structure(
+        self, served: tuple[int, ...], rendered: tuple[int, ...]
+    ) -> tuple[int, ...] | None:
+        """The served tokens and the turns after them, if a new rendering has the same structure.
+
+        Then nothing was dropped from it, and the texts differ in their spelling only: white space
+        around a call, say, or the order of its arguments.
+        """
+        if served[-1] not in self._stop_ids:
+            return None
+        ends = [place for place, token in enumerate(rendered) if token in self._stop_ids]
+        turns = sum(token in self._stop_ids for token in served)
+        if len(ends) < turns:
+            return None
+        end = ends[turns - 1] + 1
+        if self._structure(rendered[:end]) != self._structure(served):
+            return None
+        return served + rendered[end:]
+
+    def _structure(self, ids: Sequence[int]) -> list[int]:
+        return [token for token in ids if token in self._markers]
 
     def parse(self, prompt: Sequence[int], completion: Sequence[int], tools: Tools) -> Answer:
         try:

@@ -25,6 +25,7 @@ def read_request(body: JSON, attempt: Attempt) -> ModelRequest:
     for name in ("background", "conversation", "prompt"):
         if body.get(name):
             raise RequestRefused(f"{name} is not supported", param=name)
+    is_stored(body)  # checked now: it is needed when the answer is there
     tools, parallel = _tools(body), body.get("parallel_tool_calls")
     top = fields.integer(body, "top_logprobs", low=0, high=20)
     return ModelRequest(
