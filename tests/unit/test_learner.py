@@ -274,6 +274,17 @@ def test_the_kl_term_pulls_back_to_the_reference(model):
     assert later[-1] < 0.5 * first
 
 
+def test_the_entropy_bonus_spreads_the_policy_even_where_no_rollout_stands_out(model):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3)
+    item, trainer = credited((1, 2), (3, 4, 5), 0.0), learner(model, entropy_coefficient=1.0)
+    first = trainer.learn([item])["learn/entropy"]
+    later = [trainer.learn([item])["learn/entropy"] for _ in range(20)]
+    assert later[-1] > first + 0.05
+    assert "learn/entropy" not in learner(model).learn([item])
+
+
 def test_several_updates_a_step_use_every_rollout_once(model):
     items = [c for name in "abcde" for c in conversation(name, 1.0)]
     trainer = learner(model, updates_per_step=2)

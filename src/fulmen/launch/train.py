@@ -99,6 +99,7 @@ def _learner(config: TrainConfig, model, engine, checkpoint: Path | None):  # no
             clip_low=config.clip_low,
             clip_high=config.clip_high,
             kl_coefficient=config.kl_coefficient,
+            entropy_coefficient=config.entropy_coefficient,
             updates_per_step=config.updates_per_step,
             micro_batch_tokens=config.micro_batch_tokens,
         ),

@@ -34,6 +34,7 @@ class LossConfig:
     clip_low: float = 0.2
     clip_high: float = 0.28
     kl_coefficient: float = 0.0
+    entropy_coefficient: float = 0.0
     updates_per_step: int = 1
     micro_batch_tokens: int = 8192
 
@@ -66,11 +67,12 @@ class Learner:
         """Take one training step; returns its metrics. Without any signal nothing changes.
 
         Transitions with advantage 0 say nothing to the surrogate; they are computed only when a KL
-        term is on. The mean is over all sampled tokens, theirs included.
+        term or an entropy bonus is on. The mean is over all sampled tokens, theirs included.
         """
         started = time.perf_counter()
         sampled = sum(len(item.transition.completion_ids) for item in credited)
-        rows = merge(item for item in credited if item.advantage != 0 or self._reference)
+        every = self._reference is not None or self.loss.entropy_coefficient > 0
+        rows = merge(item for item in credited if every or item.advantage != 0)
         tally = Tally()
         updates = shares(rows, self.loss.updates_per_step)
         for index, share in enumerate(updates):
@@ -93,7 +95,8 @@ class Learner:
     ) -> None:
         """Add the gradient of the rows' loss ÷ `denominator` to the model."""
         for batch in pack(rows, self.loss.micro_batch_tokens, self._device):
-            scores = score(self.model, batch)
+            bonus = self.loss.entropy_coefficient
+            scores = score(self.model, batch, entropy_gradient=bonus > 0)
             policy = clipped_surrogate(
                 scores.logprobs,
                 batch.logprobs,
@@ -102,6 +105,8 @@ class Learner:
                 high=self.loss.clip_high,
             )
             total = policy.loss.sum()
+            if bonus > 0:
+                total = total - bonus * scores.entropy.sum()
             kl = self._kl(scores, batch)
             if kl is not None:
                 total = total + self.loss.kl_coefficient * kl.sum()
@@ -146,7 +151,7 @@ class Learner:
     ) -> None:
         tally.add_tokens(
             loss=policy.loss.detach(),
-            entropy=scores.entropy,
+            entropy=scores.entropy.detach(),
             ratio=policy.ratio,
             clipped=policy.clipped,
             kl=None if kl is None else kl.detach(),

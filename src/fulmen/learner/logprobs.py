@@ -15,18 +15,21 @@ class TokenScores(NamedTuple):
     logprobs: Tensor
     """(N,) float32, nats, at the temperature the token was sampled with."""
     entropy: Tensor
-    """(N,) float32, nats, of the distribution it was sampled from; without gradient."""
+    """(N,) float32, nats, of the distribution it was sampled from."""
 
 
-def score(model: PreTrainedModel, batch: MicroBatch) -> TokenScores:
+def score(
+    model: PreTrainedModel, batch: MicroBatch, *, entropy_gradient: bool = False
+) -> TokenScores:
     """Compute log π(token | prefix) of every trained token of the batch.
 
-    The vocabulary projection runs on the N positions that are trained, not on all B × T.
+    The vocabulary projection runs on the N positions that are trained, not on all B × T. The
+    entropy has a gradient only if asked for: that keeps another N × V numbers alive.
     """
     logits = _trained_logits(model, batch).float() / batch.temperatures[:, None]  # (N, V)
     logprobs = torch.log_softmax(logits, dim=-1)
     chosen = logprobs.gather(1, batch.targets[:, None]).squeeze(1)
-    with torch.no_grad():
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy = -(logprobs.exp() * logprobs).sum(-1)
     return TokenScores(chosen, entropy)
 

@@ -99,6 +99,8 @@ class TrainConfig(RunSettings):
     """Divide by the group's standard deviation (GRPO); false is Dr. GRPO."""
     kl_coefficient: float = Field(default=0.0, ge=0)
     """Weight of the KL term against the starting model; above 0 keeps a frozen copy of it."""
+    entropy_coefficient: float = Field(default=0.0, ge=0)
+    """Weight of the entropy bonus, which keeps the policy trying what it rarely does."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients longer than this are shortened to it."""
     weight_decay: float = Field(default=0.0, ge=0)
