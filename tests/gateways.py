@@ -5,6 +5,7 @@ from typing import Any
 
 import httpx
 
+from fulmen.engine.base import Engine
 from fulmen.engine.scripted import ScriptedEngine
 from fulmen.gateway.app import Gateway
 from fulmen.gateway.exchange import Policy
@@ -38,13 +39,20 @@ class Face:
     """
 
     def __init__(
-        self, tokenizer: Any, *replies: str | list[int], max_context: int = 30_000
+        self,
+        tokenizer: Any,
+        *replies: str | list[int],
+        max_context: int = 30_000,
+        engine: Engine | None = None,
     ) -> None:
         self.tokenizer, self.memory = tokenizer, Memory()
         waiting = [r if isinstance(r, list) else self.ids(r + "<|im_end|>") for r in replies]
-        self.engine = ScriptedEngine(lambda _: waiting.pop(0), max_context=max_context)
+        scripted = ScriptedEngine(lambda _: waiting.pop(0), max_context=max_context)
+        self.engine = scripted
+        """Counts what is asked of it, unless another engine was given."""
         renderer = make_renderer(tokenizer, "qwen3")
-        self.gateway = Gateway(Models([Policy("m", self.engine, renderer)]), self.memory, SECRET)
+        models = Models([Policy("m", engine or scripted, renderer)])
+        self.gateway = Gateway(models, self.memory, SECRET)
         claims = KeyClaims(rollout_id="r", attempt=1, expires=2e9)
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(make_app(self.gateway), raise_app_exceptions=False),

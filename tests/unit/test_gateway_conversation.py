@@ -3,6 +3,7 @@
 import pytest
 
 from fulmen.gateway.conversation import Conversation, Served
+from fulmen.gateway.form import AnswerForm, Dialect
 from fulmen.gateway.render import Answer
 
 
@@ -16,6 +17,10 @@ class Words:
     @property
     def markers(self):
         return {}
+
+    @property
+    def form(self):
+        return AnswerForm(Dialect(), {})
 
     def render(self, messages, tools, options):  # noqa: ARG002
         return tuple(ord(c) for m in messages for c in f"{m.get('content') or ''}|")

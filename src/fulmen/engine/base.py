@@ -39,6 +39,9 @@ class GenerateRequest:
     """Sampling one of these ends the completion; it is its last token."""
     seed: int | None = None
     """Same seed, same prompt, same weights: same tokens, up to rounding. None: unpredictable."""
+    grammar: str = ""
+    """What the completion must match (Lark, llguidance's dialect) before a stop token may end it;
+    empty: anything."""
     top_logprobs: int = 0
     """How many of the most likely tokens to report beside each sampled one."""
     stream: bool = True
@@ -51,7 +54,7 @@ class Delta:
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """Nats, under the sampling distribution (after temperature and top-p)."""
+    """Nats, under the sampling distribution (after grammar, temperature and top-p)."""
     version: int
     """The policy version that sampled these tokens."""
     finish_reason: FinishReason | None = None
@@ -70,6 +73,14 @@ class Engine(Protocol):
         """Version of the weights that the next token will be sampled from."""
         ...
 
+    def check_grammar(self, grammar: str) -> None:
+        """Whether completions can be held to a grammar.
+
+        Raises:
+            GrammarError: it has an error, or this engine samples freely only.
+        """
+        ...
+
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         """Sample one completion, token by token.
 
@@ -78,6 +89,7 @@ class Engine(Protocol):
 
         Raises:
             ContextOverflow: as `check_request` says.
+            GrammarError: as `check_grammar` says, or the grammar leads nowhere.
             EngineError: the engine failed or was closed.
         """
         ...

@@ -16,6 +16,7 @@ from fulmen.gateway.errors import RequestRefused
 from fulmen.gateway.render import Answer, ChatRenderer, Message
 from fulmen.gateway.request import ModelRequest
 from fulmen.schema.codec import pack_tokens
+from fulmen.schema.errors import GrammarError
 from fulmen.schema.keys import KeyClaims
 from fulmen.schema.records import JSON, Call
 
@@ -76,8 +77,6 @@ class Exchange:
 
         `prefix` begins the response's id: `chatcmpl-`, say.
         """
-        if request.output is not None:
-            raise RequestRefused("an answer of a given form is not supported", param=None)
         self.request = request
         self.attempt = attempt
         self.started = time.time()
@@ -93,6 +92,7 @@ class Exchange:
             for place in range(len(self.prompts) * request.n)
         ]
         self._max_tokens = [self._fit(prompt) for prompt in self.prompts]
+        self._grammar = self._form()
         digests = tuple(digest(pack_tokens(prompt.ids)) for prompt in self.prompts)
         self._seeds = [(name, attempt.repeat(name)) for name in digests]
         self.asked = Asked(tuple(choice.call_id for choice in self.choices), digests)
@@ -174,6 +174,7 @@ class Exchange:
             temperature=self.temperature,
             top_p=self.top_p,
             stop_ids=renderer.stop_ids,
+            grammar=self._grammar,
             seed=self._seed(place),
             top_logprobs=request.top_logprobs if request.logprobs else 0,
             stream=watched,
@@ -247,6 +248,7 @@ class Exchange:
                 prompt_ids=choice.prompt.ids,
                 completion_ids=tuple(choice.completion.ids),
                 logprobs=tuple(choice.completion.logprobs),
+                grammar=self._grammar,
                 versions=tuple(choice.completion.versions),
                 temperature=self.temperature,
                 top_p=self.top_p,
@@ -278,6 +280,21 @@ class Exchange:
             raise RequestRefused("the prompt has a token that the model has not", param="prompt")
         bounds = (left, self.request.max_tokens, self._claims.sampling.max_tokens)
         return min(bound for bound in bounds if bound is not None)
+
+    def _form(self) -> str:
+        """The grammar of the answers; empty if they may be anything."""
+        request = self.request
+        if request.prompts:
+            return ""
+        grammar = self._policy.renderer.form.grammar(
+            request.output, request.tools, self.prompts[0].ids, parallel=request.parallel_calls
+        )
+        try:
+            if grammar:
+                self._policy.engine.check_grammar(grammar)
+        except GrammarError as error:
+            raise RequestRefused(f"the answer cannot be held to its form: {error}") from None
+        return grammar
 
     def _seed(self, place: int) -> int:
         """Depends on the rollout, the prompt, and how often it was asked: not on arrival order."""

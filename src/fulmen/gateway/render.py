@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 import orjson
 
+from fulmen.gateway import dialects
+from fulmen.gateway.form import AnswerForm, Dialect
 from fulmen.schema.errors import ModelError
 from fulmen.schema.records import JSON
 
@@ -54,6 +56,11 @@ class ChatRenderer(Protocol):
         """Tokens that are structure, not text, with their spelling."""
         ...
 
+    @property
+    def form(self) -> AnswerForm:
+        """Says how an answer of a given form is written."""
+        ...
+
     def render(
         self, messages: Sequence[Message], tools: Tools, options: Mapping[str, JSON]
     ) -> tuple[int, ...]:
@@ -91,16 +98,17 @@ class ChatRenderer(Protocol):
         ...
 
 
-_FAMILIES: Mapping[str, tuple[str, str]] = {
-    "qwen3": ("Qwen3RendererConfig", "<|im_start|>"),
-    "qwen3_moe": ("Qwen3RendererConfig", "<|im_start|>"),
-    "llama": ("Llama3RendererConfig", "<|start_header_id|>"),
-    "gpt_oss": ("GptOssRendererConfig", "<|channel|>"),
-    "glm4_moe": ("GLM45RendererConfig", "<|assistant|>"),
-    "deepseek_v3": ("DeepSeekV3RendererConfig", "<｜Assistant｜>"),
+_FAMILIES: Mapping[str, tuple[str, str, Dialect]] = {
+    "qwen3": ("Qwen3RendererConfig", "<|im_start|>", dialects.QWEN),
+    "qwen3_moe": ("Qwen3RendererConfig", "<|im_start|>", dialects.QWEN),
+    "llama": ("Llama3RendererConfig", "<|start_header_id|>", dialects.LLAMA3),
+    "gpt_oss": ("GptOssRendererConfig", "<|channel|>", dialects.HARMONY),
+    "glm4_moe": ("GLM45RendererConfig", "<|assistant|>", dialects.GLM),
+    "deepseek_v3": ("DeepSeekV3RendererConfig", "<｜Assistant｜>", dialects.DEEPSEEK),
 }
-"""model_type to the configuration in `renderers`, and a token that the family's tokenizers have:
-architecture alone does not decide the format (many fine-tunes of llama speak another)."""
+"""model_type to the configuration in `renderers`, a token that the family's tokenizers have, and
+how it writes its answers. The architecture alone does not decide the format: many fine-tunes of
+llama speak another."""
 
 _TOOL_CALL_MARKER = "<tool_call>"
 
@@ -116,11 +124,12 @@ def make_renderer(tokenizer: Any, model_type: str) -> "ChatRenderer":  # noqa: A
     vocabulary = tokenizer.get_vocab()
     known = _FAMILIES.get(model_type)
     if known is not None and known[1] in vocabulary:
-        return _Family(tokenizer, getattr(renderers, known[0]))
+        return _Family(tokenizer, getattr(renderers, known[0]), known[2])
     if not getattr(tokenizer, "chat_template", None):
         raise ModelError(f"models of type {model_type!r} are not known and have no chat template")
     parser = "qwen3" if {_TOOL_CALL_MARKER, "</tool_call>"} <= vocabulary.keys() else None
-    return _Template(tokenizer, renderers.DefaultRendererConfig, {"tool_parser": parser})
+    dialect = dialects.QWEN if parser else dialects.PLAIN
+    return _Template(tokenizer, renderers.DefaultRendererConfig, dialect, {"tool_parser": parser})
 
 
 class _Family:
@@ -130,6 +139,7 @@ class _Family:
         self,
         tokenizer: Any,  # noqa: ANN401 - transformers' tokenizers share no useful type
         config: Any,  # noqa: ANN401 - one of renderers' config classes
+        dialect: Dialect,
         fixed: Mapping[str, JSON] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
@@ -144,9 +154,16 @@ class _Family:
             if token.special or token.content in ("<think>", "</think>", _TOOL_CALL_MARKER)
         }
 
+        added = tokenizer.added_tokens_decoder.items()
+        self._form = AnswerForm(dialect, {token.content: token_id for token_id, token in added})
+
     @property
     def stop_ids(self) -> frozenset[int]:
         return self._stop_ids
+
+    @property
+    def form(self) -> AnswerForm:
+        return self._form
 
     @property
     def markers(self) -> Mapping[int, str]:

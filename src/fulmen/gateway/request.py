@@ -3,24 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fulmen.gateway.form import ForcedCall, JsonOutput
 from fulmen.gateway.render import Message
 from fulmen.schema.records import JSON
-
-
-@dataclass(frozen=True, slots=True)
-class JsonOutput:
-    """The answer must be JSON."""
-
-    schema: Mapping[str, JSON]
-    """JSON schema that it must fulfil."""
-
-
-@dataclass(frozen=True, slots=True)
-class ForcedCall:
-    """The answer must be a tool call."""
-
-    names: tuple[str, ...]
-    """Of one of these tools."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from fulmen.gateway.errors import RequestRefused
-from fulmen.gateway.request import ForcedCall
+from fulmen.gateway.form import ForcedCall
 from fulmen.schema.records import JSON
 
 
@@ -38,6 +38,26 @@ def forced_call(names: Sequence[str], chosen: Sequence[str] | None = None) -> Fo
         wrong = f"{unknown[0]!r}, which is not" if unknown else "a tool, but there is none"
         raise RequestRefused(f"tool_choice asks for {wrong} in tools", param="tool_choice")
     return ForcedCall(tuple(dict.fromkeys(chosen if chosen is not None else names)))
+
+
+def callable_tools(tools: Sequence[dict[str, JSON]], choice: JSON) -> list[dict[str, JSON]]:
+    """The tools that OpenAI's `tool_choice` leaves: none, some, or all.
+
+    >>> tools = [{"function": {"name": "add"}}, {"function": {"name": "find"}}]
+    >>> callable_tools(tools, {"type": "allowed_tools", "mode": "auto", "tools": [
+    ...     {"type": "function", "name": "find"}]})
+    [{'function': {'name': 'find'}}]
+    """
+    if choice == "none":
+        return []
+    match choice:
+        case {"type": "allowed_tools", "allowed_tools": {"tools": list(allowed)}} | {
+            "type": "allowed_tools",
+            "tools": list(allowed),
+        }:
+            names = {tool_name(tool) for tool in allowed}
+            return [tool for tool in tools if tool["function"]["name"] in names]
+    return list(tools)
 
 
 def tool_name(tool: JSON) -> str:

@@ -2,7 +2,8 @@
 
 import asyncio
 
-from fulmen.launch.rig import load_policy, make_engine, read_inputs, running
+from fulmen.launch.policy import serve_policy
+from fulmen.launch.rig import read_inputs, running
 from fulmen.runner.agents import check_agent, parse_agent
 from fulmen.schema.config import EvalConfig
 from fulmen.trainer.evaluation import measure, samples_of
@@ -29,9 +30,8 @@ async def _evaluate(
     inputs = read_inputs(config)
     folder, _ = open_folder(config.out, "eval", config.if_exists)
     with folder:
-        policy = load_policy(config.model, config)
-        engine = make_engine(policy, config)
-        async with running(config, folder, policy, engine, inputs.judge, listen) as rig:
+        policy = serve_policy(config.model, config)
+        async with running(config, folder, policy, inputs.judge, listen) as rig:
             done, graded = await measure(
                 rig.collector,
                 config,

@@ -7,10 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 
 from fulmen.gateway.app import Gateway
-from fulmen.gateway.exchange import Policy
 from fulmen.gateway.models import Models
-from fulmen.gateway.render import make_renderer
-from fulmen.launch.rig import load_policy, make_engine
+from fulmen.launch.policy import serve_policy
 from fulmen.schema.config import ServeConfig
 from fulmen.schema.keys import KeyClaims, mint_key
 from fulmen.schema.records import Call
@@ -40,16 +38,13 @@ def serve(config: ServeConfig, *, ready: Callable[[str, str], None]) -> None:
 
 
 async def _serve(config: ServeConfig, ready: Callable[[str, str], None]) -> None:
-    policy = load_policy(config.model, config)
-    engine = make_engine(policy, config)
+    policy = serve_policy(config.model, config)
     secret = secrets.token_bytes(32)
     claims = KeyClaims(
         rollout_id="guest", attempt=1, expires=time.time() + _KEY_LIFE_S, trained=False
     )
     try:
-        renderer = make_renderer(policy.tokenizer, policy.model.config.model_type)
-        models = Models([Policy(policy.name, engine, renderer)])
-        gateway = Gateway(models, _NoRecord(), secret)
+        gateway = Gateway(Models([policy.as_policy]), _NoRecord(), secret)
         async with (
             aclosing(gateway),
             Listening(make_app(gateway), config.host, config.port) as server,
@@ -57,4 +52,4 @@ async def _serve(config: ServeConfig, ready: Callable[[str, str], None]) -> None
             ready(f"{server.url}/v1", mint_key(claims, secret))
             await asyncio.Event().wait()
     finally:
-        await engine.close()
+        await policy.engine.close()

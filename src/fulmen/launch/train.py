@@ -9,7 +9,8 @@ from pathlib import Path
 from msgspec import convert
 
 from fulmen.launch.memory import PeakMemory
-from fulmen.launch.rig import load_policy, make_engine, read_inputs, running
+from fulmen.launch.policy import ServedPolicy, load_policy, serve_policy
+from fulmen.launch.rig import read_inputs, running
 from fulmen.runner.agents import check_agent, parse_agent
 from fulmen.schema.codec import to_json
 from fulmen.schema.config import TrainConfig
@@ -50,15 +51,14 @@ async def _train(
     with folder, PeakMemory() as peak:
         history = await _history(folder) if resume else History()
         folder.write_config(config, origins)
-        policy = load_policy(history.checkpoint or config.model, config)
-        engine = make_engine(policy, config)
-        learner = _learner(config, policy.model, engine, history.checkpoint)
-        async with running(config, folder, policy, engine, inputs.judge, listen) as rig:
+        policy = serve_policy(history.checkpoint or config.model, config)
+        learner = _learner(config, policy, history.checkpoint)
+        async with running(config, folder, policy, inputs.judge, listen) as rig:
             listen(
                 RunStarted(
                     run=str(folder.path),
-                    model=policy.name,
-                    parameters=policy.parameters,
+                    model=policy.loaded.name,
+                    parameters=policy.loaded.parameters,
                     agent=config.agent,
                     train_tasks=len(inputs.tasks),
                     val_tasks=len(inputs.val),
@@ -74,7 +74,7 @@ async def _train(
                 store=rig.store,
                 collector=rig.collector,
                 learner=learner,
-                save_model=policy.tokenizer.save_pretrained,
+                save_model=policy.loaded.tokenizer.save_pretrained,
                 train_tasks=inputs.tasks,
                 val_tasks=inputs.val,
                 listen=listen,
@@ -86,7 +86,7 @@ async def _train(
     return finished
 
 
-def _learner(config: TrainConfig, model, engine, checkpoint: Path | None):  # noqa: ANN001, ANN202
+def _learner(config: TrainConfig, policy: ServedPolicy, checkpoint: Path | None):  # noqa: ANN202
     """The learner on the engine's own weights, going on from a checkpoint if there is one."""
     from fulmen.learner.learner import Learner, LossConfig
     from fulmen.learner.optimiser import OptimiserConfig
@@ -94,7 +94,7 @@ def _learner(config: TrainConfig, model, engine, checkpoint: Path | None):  # no
     # With a KL term the reference is the model that training began with, not the checkpoint.
     needs_reference = config.kl_coefficient > 0 and checkpoint is not None
     learner = Learner(
-        model,
+        policy.loaded.model,
         loss=LossConfig(
             clip_low=config.clip_low,
             clip_high=config.clip_high,
@@ -112,12 +112,13 @@ def _learner(config: TrainConfig, model, engine, checkpoint: Path | None):  # no
             weight_decay=config.weight_decay,
             beta2=config.adam_beta2,
         ),
-        updating=engine.updating,
+        updating=policy.engine.updating,
+        grammars=policy.grammars,
         reference=load_policy(config.model, config).model if needs_reference else None,
     )
     if checkpoint is not None:
         learner.load(checkpoint)
-        with engine.updating(learner.version):
+        with policy.engine.updating(learner.version):
             """Only the version is new: the weights came with the model."""
     return learner
 

@@ -27,6 +27,8 @@ class MicroBatch:
     """(N,) float32, behaviour log-probabilities."""
     temperatures: Tensor
     """(N,) float32, > 0."""
+    completions: Sequence[tuple[str, tuple[int, ...]]] = ()
+    """The N trained tokens, call by call, each with its grammar; empty: none has one."""
 
     @property
     def targets(self) -> Tensor:
@@ -66,4 +68,5 @@ def _tensors(rows: Sequence[Row], device: torch.device) -> MicroBatch:
         advantages=column([row.advantages for row in rows], torch.float32),
         logprobs=column([row.logprobs for row in rows], torch.float32),
         temperatures=column([row.temperatures for row in rows], torch.float32),
+        completions=[completion for row in rows for completion in row.completions],
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from fulmen.engine.grammar import GrammarCompiler
 from fulmen.learner.batch import MicroBatch, pack
 from fulmen.learner.logprobs import TokenScores, score
 from fulmen.learner.losses import PolicyLoss, clipped_surrogate, kl_to_reference
@@ -49,15 +50,19 @@ class Learner:
         loss: LossConfig,
         optimiser: OptimiserConfig,
         updating: Updating,
-        version: int = 0,
         reference: PreTrainedModel | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
-        """`reference` is the policy that the KL term holds on to; default: `model` as it is now."""
+        """`reference` is the policy that the KL term holds on to; default: `model` as it is now.
+
+        `grammars` repeats what tokens were sampled under; needed where calls have a grammar.
+        """
         self.model = model
-        self.version = version
+        self.version = 0
         self.loss = loss
         self._optimiser = Optimiser(model, optimiser)
         self._updating = updating
+        self._grammars = grammars
         self._reference: PreTrainedModel | None = None
         if loss.kl_coefficient > 0:
             self._reference = (reference or copy.deepcopy(model)).requires_grad_(False)
@@ -96,7 +101,7 @@ class Learner:
         """Add the gradient of the rows' loss ÷ `denominator` to the model."""
         for batch in pack(rows, self.loss.micro_batch_tokens, self._device):
             bonus = self.loss.entropy_coefficient
-            scores = score(self.model, batch, entropy_gradient=bonus > 0)
+            scores = score(self.model, batch, grammars=self._grammars, entropy_gradient=bonus > 0)
             policy = clipped_surrogate(
                 scores.logprobs,
                 batch.logprobs,
@@ -137,7 +142,7 @@ class Learner:
         if self._reference is None:
             return None
         with torch.no_grad():
-            reference = score(self._reference, batch).logprobs
+            reference = score(self._reference, batch, grammars=self._grammars).logprobs
         return kl_to_reference(scores.logprobs, reference)
 
     def _tally(

@@ -23,6 +23,8 @@ class Row:
     logprobs: list[float] = field(default_factory=list)
     """Behaviour log-probabilities: what the engine recorded, nats."""
     temperatures: list[float] = field(default_factory=list)
+    completions: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+    """The trained tokens again, call by call, each with the grammar it was sampled under."""
 
     def extends_to(self, prompt: tuple[int, ...]) -> bool:
         """Whether `prompt` is this row and possibly more."""
@@ -37,6 +39,7 @@ class Row:
         self.advantages += [credited.advantage] * count
         self.logprobs += transition.logprobs
         self.temperatures += [transition.temperature] * count
+        self.completions.append((transition.grammar, transition.completion_ids))
 
 
 def merge(credited: Iterable[Credited]) -> list[Row]:

@@ -8,6 +8,7 @@ FulmenError
 │   └── LeaseLost      a result came from an attempt that is no longer the current one
 ├── EngineError        the engine could not generate
 │   └── ContextOverflow  prompt and answer do not fit the model's context
+├── GrammarError       an answer's form that cannot be kept to
 ├── AgentError         the agent could not be loaded or is unusable
 └── GraderError        the grader raised or returned something that is no reward
 """
@@ -61,6 +62,10 @@ class EngineError(FulmenError):
 
 class ContextOverflow(EngineError):
     """Prompt and answer together do not fit the model's context."""
+
+
+class GrammarError(FulmenError):
+    """A grammar that cannot be compiled, or a completion that does not match one."""
 
 
 class AgentError(FulmenError):

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from fulmen.engine.pytorch.attention import CacheView, serving
 from fulmen.engine.pytorch.dense import DenseForward, supports
+from fulmen.engine.pytorch.masks import forbid
 from fulmen.engine.pytorch.prefix import BLOCK, BlockKey, PrefixCache
 from fulmen.engine.pytorch.sampling import choose, uniforms
 from fulmen.engine.pytorch.sequence import Sequence
@@ -25,6 +26,8 @@ _LENGTH_UNIT = 64
 _SUM_UNIT = 16
 """Attention sums over a multiple of so many keys, a divisor of the above. With ragged ends the
 vectorised sums of one sequence would round differently next to a longer neighbour."""
+_IMPOSSIBLE = -1e30
+"""Log-probabilities below this are of forbidden tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +181,7 @@ class Batch:
         positions = np.array([len(s.ids) for s in sequences])
         drawn = uniforms(np.array([s.seed for s in sequences], dtype=np.uint64), positions)
         choice = choose(
-            logits,
+            forbid(logits.float(), [s.mask() for s in sequences]),
             torch.tensor([r.temperature for r in requests], device=self._device),
             torch.tensor([r.top_p for r in requests], device=self._device),
             torch.as_tensor(drawn, device=self._device),
@@ -240,8 +243,9 @@ def project(model: PreTrainedModel, hidden: Tensor) -> Tensor:
 
 
 def _top(table: Tensor, count: int) -> list[tuple[tuple[int, float], ...]]:
+    """The most likely tokens of each row, without those that a grammar forbids."""
     values, ids = table.topk(min(count, table.shape[-1]), dim=-1)
     return [
-        tuple(zip(row_ids, row_values, strict=True))
+        tuple(pair for pair in zip(row_ids, row_values, strict=True) if pair[1] > _IMPOSSIBLE)
         for row_ids, row_values in zip(ids.tolist(), values.tolist(), strict=True)
     ]

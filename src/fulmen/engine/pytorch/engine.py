@@ -22,11 +22,12 @@ import torch
 from transformers import PreTrainedModel
 
 from fulmen.engine.base import Delta, EngineInfo, FinishReason, GenerateRequest, check_request
+from fulmen.engine.grammar import GrammarCompiler, Matcher
 from fulmen.engine.pytorch.attention import prepare
 from fulmen.engine.pytorch.batch import Batch, Sampled
 from fulmen.engine.pytorch.prefix import BlockKey
 from fulmen.engine.pytorch.sequence import Deliveries, Sequence
-from fulmen.schema.errors import EngineError
+from fulmen.schema.errors import EngineError, FulmenError, GrammarError
 
 _PREFILL_TOKENS = 4096
 """Positions in one forward pass of prefill: larger ones lose the processor's cache."""
@@ -58,11 +59,16 @@ class LocalEngine:
         max_batch: int = 256,
         version: int = 0,
         prefix_bytes: int = _PREFIX_BYTES,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
-        """Raises ModelError if the model's family cannot be served."""
+        """Raises ModelError if the model's family cannot be served.
+
+        Without `grammars` it samples freely only.
+        """
         prepare(model)
         self._info = EngineInfo(name, max_context, model.config.get_text_config().vocab_size)
         self._version = version
+        self._grammars = grammars
         self._batch = Batch(model, max_batch=max_batch, prefix_bytes=prefix_bytes)
         self._waiting: deque[Sequence] = deque()
         self._sampled_tokens = 0
@@ -95,10 +101,15 @@ class LocalEngine:
             len(self._waiting) + len(self._arrived),
         )
 
+    def check_grammar(self, grammar: str) -> None:
+        """Compile it, for `generate` to use; see `Engine.check_grammar`."""
+        self._matcher(grammar)
+
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         """Sample one completion; see `Engine.generate`."""
         check_request(request, self._info)
-        sequence = Sequence(request, asyncio.get_running_loop())
+        matcher = self._matcher(request.grammar) if request.grammar else None
+        sequence = Sequence(request, asyncio.get_running_loop(), matcher)
         with self._changed:
             if self._closed:
                 raise EngineError(self._failure or "the engine is closed")
@@ -107,7 +118,7 @@ class LocalEngine:
         try:
             while True:
                 event = await sequence.queue.get()
-                if isinstance(event, EngineError):
+                if isinstance(event, FulmenError):
                     raise event
                 yield event
                 if event.finish_reason is not None:
@@ -147,6 +158,11 @@ class LocalEngine:
             self._closed = True
             self._changed.notify_all()
         await asyncio.to_thread(self._thread.join)
+
+    def _matcher(self, grammar: str) -> Matcher:
+        if self._grammars is None:
+            raise GrammarError("this engine samples freely only; answers cannot be given a form")
+        return self._grammars.start(grammar)
 
     def _work(self) -> None:
         try:
@@ -226,6 +242,10 @@ class LocalEngine:
         version = self._version
         finished: list[Sequence] = []
         for place, sequence in enumerate(sequences):
+            if sequence.failure is not None:
+                finished.append(sequence)
+                deliveries.add(sequence, [sequence.failure])
+                continue
             wanted = sequence.request.top_logprobs
             top = sampled.top[place][:wanted] if sampled.top and wanted else None
             finish: FinishReason | None = sequence.append(

@@ -8,9 +8,10 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from fulmen.engine.base import Delta, FinishReason, GenerateRequest
-from fulmen.schema.errors import EngineError
+from fulmen.engine.grammar import Mask, Matcher
+from fulmen.schema.errors import FulmenError, GrammarError
 
-Event = Delta | EngineError
+Event = Delta | FulmenError
 
 
 @dataclass(eq=False, slots=True)
@@ -19,6 +20,8 @@ class Sequence:
 
     request: GenerateRequest
     loop: asyncio.AbstractEventLoop
+    matcher: Matcher | None = None
+    """What it must match."""
     queue: "asyncio.Queue[Event]" = field(default_factory=asyncio.Queue)
     ids: list[int] = field(init=False)
     """Prompt and what was sampled."""
@@ -26,6 +29,8 @@ class Sequence:
     cached: int = 0
     """How many leading tokens of `ids` have their keys and values in the slot."""
     aborted: bool = False
+    failure: GrammarError | None = None
+    """Why it cannot go on."""
     _fresh: list[tuple[int, float, int]] = field(default_factory=list)
     """(id, log-probability, version) sampled but not delivered."""
     _top: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
@@ -40,15 +45,25 @@ class Sequence:
         """Tokens sampled so far."""
         return len(self.ids) - len(self.request.prompt_ids)
 
+    def mask(self) -> Mask | None:
+        """The tokens allowed next; None: all. Where there is none, `failure` says so."""
+        try:
+            return self.matcher.mask() if self.matcher is not None else None
+        except GrammarError as error:
+            self.failure = error
+            return None
+
     def append(
         self, token: int, logprob: float, version: int, top: tuple[tuple[int, float], ...] | None
     ) -> FinishReason | None:
         """Add a sampled token; says whether and why it was the last."""
         self.ids.append(token)
+        if self.matcher is not None:
+            self.matcher.advance(token)
         self._fresh.append((token, logprob, version))
         if top is not None:
             self._top.append(top)
-        if token in self.request.stop_ids:
+        if token in self.request.stop_ids or (self.matcher is not None and self.matcher.ended):
             return "stop"
         return "length" if self.sampled >= self.request.max_tokens else None
 

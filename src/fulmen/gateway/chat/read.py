@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from fulmen.gateway import fields
 from fulmen.gateway.errors import RequestRefused
 from fulmen.gateway.fields import Body
+from fulmen.gateway.form import ForcedCall, JsonOutput
 from fulmen.gateway.render import Message
-from fulmen.gateway.request import ForcedCall, JsonOutput, ModelRequest
-from fulmen.gateway.tools import check_function, forced_call, tool_name
+from fulmen.gateway.request import ModelRequest
+from fulmen.gateway.tools import callable_tools, check_function, forced_call, tool_name
 from fulmen.schema.records import JSON
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -34,7 +35,7 @@ def read_request(body: JSON) -> ModelRequest:
         body=body,
         model=fields.required_string(body, "model"),
         messages=_messages(body),
-        tools=[] if body.get("tool_choice") == "none" else tools,
+        tools=callable_tools(tools, body.get("tool_choice")),
         output=_forced(body, tools) or _json_output(body),
         parallel_calls=True if parallel is None else fields.flag(body, "parallel_tool_calls"),
         n=fields.integer(body, "n", low=1, high=128) or 1,
@@ -111,8 +112,8 @@ def _forced(body: Body, tools: Sequence[dict[str, JSON]]) -> ForcedCall | None:
         case {"type": "function", "function": {"name": str(name)}}:
             return forced_call(names, (name,))
         case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(allowed)}}:
-            chosen = tuple(tool_name(tool) for tool in allowed)
-            return forced_call(names, chosen) if mode == "required" else None
+            chosen = forced_call(names, tuple(tool_name(tool) for tool in allowed))
+            return chosen if mode == "required" else None
     raise RequestRefused(
         "tool_choice must be 'auto', 'none', 'required' or name one of the tools",
         param="tool_choice",

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from fulmen.gateway import fields
 from fulmen.gateway.errors import RequestRefused
 from fulmen.gateway.fields import Body
+from fulmen.gateway.form import ForcedCall, JsonOutput
 from fulmen.gateway.render import Message
-from fulmen.gateway.request import ForcedCall, JsonOutput, ModelRequest
+from fulmen.gateway.request import ModelRequest
 from fulmen.gateway.tools import check_function, forced_call, function_tool
 from fulmen.schema.records import JSON
 
