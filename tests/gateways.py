@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 
 from fulmen.engine.base import Engine
-from fulmen.engine.scripted import ScriptedEngine
+from fulmen.engine.scripted import Script, ScriptedEngine
 from fulmen.gateway.app import Gateway
 from fulmen.gateway.exchange import Policy
 from fulmen.gateway.models import Models
@@ -44,10 +44,12 @@ class Face:
         *replies: str | list[int],
         max_context: int = 30_000,
         engine: Engine | None = None,
+        script: Script | None = None,
     ) -> None:
         self.tokenizer, self.memory = tokenizer, Memory()
         waiting = [r if isinstance(r, list) else self.ids(r + "<|im_end|>") for r in replies]
-        scripted = ScriptedEngine(lambda _: waiting.pop(0), max_context=max_context)
+        reply = script or (lambda _: waiting.pop(0))
+        scripted = ScriptedEngine(reply, max_context=max_context, vocab_size=len(tokenizer))
         self.engine = scripted
         """Counts what is asked of it, unless another engine was given."""
         renderer = make_renderer(tokenizer, "qwen3")

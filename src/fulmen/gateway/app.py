@@ -23,6 +23,7 @@ from fulmen.gateway.gate import Gate, patience
 from fulmen.gateway.messages.endpoint import Messages, count_tokens
 from fulmen.gateway.messages.error import anthropic_error
 from fulmen.gateway.models import Models
+from fulmen.gateway.openapi import description
 from fulmen.gateway.responses.endpoint import Responses, stored_response
 from fulmen.gateway.stream import EventStream
 from fulmen.schema.errors import FulmenError
@@ -59,7 +60,8 @@ class Gateway:
             ("/models", "GET", self._list_models, None),
             ("/models/{name:path}", "GET", self._model, None),
         ]
-        return [
+        described = Route("/v1/openapi.json", _described, methods=["GET"])
+        return [described] + [
             Route(root + path, self._for_key_holders(handle, error), methods=[method])
             for root in ROOTS
             for path, method, handle, error in samples + asks
@@ -167,6 +169,11 @@ class Gateway:
         if self._models.external(name) is None:
             self._models.policy(name)
         return json_response(_card(name))
+
+
+async def _described(_: Request) -> Response:
+    """Open to all: it says nothing about any rollout."""
+    return json_response(description())
 
 
 def _card(name: str) -> dict[str, JSON]:
