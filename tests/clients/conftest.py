@@ -22,7 +22,7 @@ def _control(path: str, data: bytes | None = None) -> Any:
 class Seat:
     """One rollout's place at the gateway: a key, and what was recorded under it."""
 
-    server = SERVER
+    root = SERVER
     base_url = f"{SERVER}/v1"
     hello = HELLO
 
@@ -51,6 +51,17 @@ class Seat:
             assert after["drift"] is None
             assert after["prompt_ids"][: len(seen)] == seen
         return made
+
+    def reasoning_was_dropped(self) -> None:
+        """Check that the first of two calls thought, and that its thoughts are in no later prompt.
+
+        Qwen3's format leaves them out once there is a new question, so that this is the one
+        conversation that cannot go on from the sampled tokens; the record says so.
+        """
+        first, second = self.calls(2)
+        assert first["completion"] == "<think>\nTwo and two.\n</think>\n\nFour.<|im_end|>"
+        assert "Two and two." not in second["prompt"]
+        assert (second["parent"], second["drift"]) == (None, "template")
 
 
 @pytest.fixture

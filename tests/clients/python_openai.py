@@ -135,9 +135,7 @@ def test_reasoning_comes_beside_the_content_and_may_go_back(client, seat):
     assert (message.reasoning_content, message.content) == ("Two and two.", "Four.")
     messages += [message, *user("say hello")]
     chat(client, messages)
-    first, second = seat.calls(2)
-    assert first["completion"] == "<think>\nTwo and two.\n</think>\n\nFour.<|im_end|>"
-    assert second["parent"] == first["id"]
+    seat.reasoning_was_dropped()
 
 
 def test_streamed_reasoning_comes_beside_the_content(client):
@@ -192,7 +190,7 @@ def test_a_prompt_that_is_too_long_is_told_by_its_code(client):
 
 
 def test_the_key_may_be_in_the_base_url(seat):
-    url = f"{seat.server}/key/{seat.key}/v1"
+    url = f"{seat.root}/key/{seat.key}/v1"
     client = openai.OpenAI(base_url=url, api_key="unused", max_retries=0)
     assert chat(client).choices[0].message.content == seat.hello
     seat.recorded(seat.hello)
@@ -243,7 +241,6 @@ def test_an_async_stream_that_is_left_ends_the_call(seat):
 
 def test_a_completion_continues_raw_text(client, seat):
     answer = client.completions.create(model="m", prompt="say hello", max_tokens=100)
-    # A raw prompt's text has every token but the end's own.
     assert answer.choices[0].text == seat.hello
     assert seat.calls()[0]["prompt"] == "say hello"
 
@@ -348,7 +345,7 @@ def test_reasoning_is_an_item_of_its_own(client, seat, streamed):
     assert said.content[0].text == "Four."
     items = [*user("think"), thought, said, *user("say hello")]
     respond(client, items)
-    assert seat.calls(2)[1]["parent"] == answer.id
+    seat.reasoning_was_dropped()
 
 
 def test_reasoning_before_a_call_goes_back_with_it(client, seat):

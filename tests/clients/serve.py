@@ -84,7 +84,12 @@ class Memory:
             self.calls += calls
             self._changed.notify_all()
 
-    async def supersede_calls(self, rollout_id: str, attempt: int, ids: Sequence[str]) -> None:
+    async def supersede_calls(
+        self,
+        rollout_id: str,  # noqa: ARG002
+        attempt: int,  # noqa: ARG002
+        ids: Sequence[str],
+    ) -> None:
         """See `Recorder`."""
         self.superseded.update(ids)
 
@@ -113,7 +118,7 @@ class Control:
             Route("/control/calls/{name}", self.calls),
         ]
 
-    async def key(self, request: Request) -> Response:
+    async def key(self, request: Request) -> Response:  # noqa: ARG002
         """A rollout that nobody else has."""
         name = next(self._names)
         claims = KeyClaims(rollout_id=name, attempt=1, expires=time.time() + 3600)
