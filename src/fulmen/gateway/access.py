@@ -20,8 +20,8 @@ def claims_of(request: Request, secret: bytes) -> KeyClaims:
     keys = [key for key in _given(request) if key.startswith(PREFIX)]
     if not keys:
         raise _unauthorised(
-            "the API key is not a rollout key; set OPENAI_API_KEY or ANTHROPIC_API_KEY to the key "
-            "you were given"
+            "it is not a rollout key; set OPENAI_API_KEY or ANTHROPIC_API_KEY to the key you were "
+            "given"
         )
     claims = [_read(key, secret) for key in dict.fromkeys(keys)]
     named = {(claim.rollout_id, claim.attempt) for claim in claims}
@@ -52,5 +52,7 @@ def _read(key: str, secret: bytes) -> KeyClaims:
         raise _unauthorised(f"{error}; use the key you were given") from None
 
 
-def _unauthorised(message: str) -> RequestRefused:
+def _unauthorised(reason: str) -> RequestRefused:
+    """Begins with OpenAI's own words: some clients look for these, not for the status."""
+    message = f"Incorrect API key provided: {reason}"
     return RequestRefused(message, status=401, code="invalid_api_key")

@@ -12,6 +12,9 @@ _KINDS = {
     503: "overloaded_error",
 }
 
+NO_THREADS = "thread_unsupported_request"
+"""Tells clients that the server keeps no conversation for them, so that they send all of it."""
+
 
 def anthropic_error(refusal: RequestRefused) -> dict[str, JSON]:
     """Its body.
@@ -23,5 +26,7 @@ def anthropic_error(refusal: RequestRefused) -> dict[str, JSON]:
     message = refusal.message
     if refusal.code == "context_length_exceeded":
         message = f"prompt is too long: {message}"  # the words that clients look for
-    error = {"type": _KINDS.get(refusal.status, kind), "message": message}
+    error: dict[str, JSON] = {"type": _KINDS.get(refusal.status, kind), "message": message}
+    if refusal.code == NO_THREADS:
+        error["details"] = {"error_code": NO_THREADS}
     return {"type": "error", "error": error, "request_id": None}

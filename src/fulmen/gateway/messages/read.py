@@ -7,10 +7,15 @@ from fulmen.gateway import fields
 from fulmen.gateway.errors import RequestRefused
 from fulmen.gateway.fields import Body
 from fulmen.gateway.form import ForcedCall, JsonOutput
+from fulmen.gateway.messages.error import NO_THREADS
 from fulmen.gateway.render import Message
 from fulmen.gateway.request import ModelRequest
 from fulmen.gateway.tools import check_function, forced_call, function_tool
 from fulmen.schema.records import JSON
+
+_FILLER = "[System: Empty message content sanitised to satisfy protocol]"
+"""What LiteLLM writes into an assistant's message that has no text, since Anthropic takes none
+that is empty. The policy never said it."""
 
 
 def read_request(body: JSON, *, count: bool = False) -> ModelRequest:
@@ -24,9 +29,13 @@ def read_request(body: JSON, *, count: bool = False) -> ModelRequest:
         RequestRefused: what is wrong, naming the parameter.
     """
     body = fields.body_object(body)
-    for name in ("top_k", "container", "mcp_servers"):
+    for name in ("top_k", "container", "mcp_servers", "compaction"):
         if body.get(name):
             raise RequestRefused(f"{name} is not supported", param=name)
+    if body.get("thread"):
+        raise RequestRefused(
+            "thread is not supported; send the whole conversation", param="thread", code=NO_THREADS
+        )
     maximum = fields.integer(body, "max_tokens", low=1)
     if maximum is None and not count:
         raise RequestRefused("max_tokens: Field required", param="max_tokens")
@@ -120,6 +129,8 @@ def _assistant(blocks: Sequence[Mapping[str, JSON]], where: str) -> Message:
                 thought.append(text)
             case {"type": "redacted_thinking"}:
                 pass  # sealed by another model; there is nothing to read
+            case {"type": "text", "text": text} if text == _FILLER:
+                pass
             case {"type": "tool_use", "id": str(name), "name": str(function), "input": dict(given)}:
                 arguments = json.dumps(given, ensure_ascii=False)
                 call = {"name": function, "arguments": arguments}

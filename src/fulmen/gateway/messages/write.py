@@ -27,7 +27,7 @@ def message_body(exchange: Exchange) -> dict[str, JSON]:
     blocks: list[JSON] = []
     if answer.reasoning:
         blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
-    if answer.content or not answer.tool_calls:
+    if answer.content:
         blocks.append({"type": "text", "text": answer.content})
     blocks += _tool_uses(choice)
     return {
