@@ -27,7 +27,7 @@ def message_body(exchange: Exchange) -> dict[str, JSON]:
     blocks: list[JSON] = []
     if answer.reasoning:
         blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
-    if answer.content:
+    if answer.content or not (answer.reasoning or answer.tool_calls):
         blocks.append({"type": "text", "text": answer.content})
     blocks += _tool_uses(choice)
     return {
