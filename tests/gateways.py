@@ -9,7 +9,7 @@ from fulmen.engine.scripted import ScriptedEngine
 from fulmen.gateway.app import Gateway
 from fulmen.gateway.exchange import Policy
 from fulmen.gateway.models import Models
-from fulmen.gateway.render import make_renderer
+from fulmen.gateway.render import ChatRenderer, make_renderer
 from fulmen.schema.keys import KeyClaims, mint_key
 from fulmen.schema.records import Call
 from fulmen.server.app import make_app
@@ -34,16 +34,21 @@ class Memory:
 class Face:
     """A gateway in front of an engine that gives the replies in order.
 
-    A reply is a text, which then ends its turn, or a list of tokens.
+    A reply is a text, which then ends its turn, or a list of tokens. The format is Qwen3's, unless
+    another renderer is given.
     """
 
     def __init__(
-        self, tokenizer: Any, *replies: str | list[int], max_context: int = 30_000
+        self,
+        tokenizer: Any,
+        *replies: str | list[int],
+        max_context: int = 30_000,
+        renderer: ChatRenderer | None = None,
     ) -> None:
         self.tokenizer, self.memory = tokenizer, Memory()
         waiting = [r if isinstance(r, list) else self.ids(r + "<|im_end|>") for r in replies]
         self.engine = ScriptedEngine(lambda _: waiting.pop(0), max_context=max_context)
-        renderer = make_renderer(tokenizer, "qwen3")
+        renderer = renderer or make_renderer(tokenizer, "qwen3")
         self.gateway = Gateway(Models([Policy("m", self.engine, renderer)]), self.memory, SECRET)
         claims = KeyClaims(rollout_id="r", attempt=1, expires=2e9)
         self.client = httpx.AsyncClient(

@@ -87,7 +87,7 @@ class Glm(Family):
 
     def reading(self, tokens: Tokens, prompt: Sequence[int], tools: bool) -> Reading:  # noqa: ARG002
         closed = _last_marker(tokens, prompt) == _END_THINK
-        return _Tagged(tokens, "content" if closed else "reasoning_content")
+        return _Tagged(tokens, "content" if closed else "reasoning_content", thought=closed)
 
     def options(self, tokens: Tokens, prompt: Sequence[int]) -> Mapping[str, JSON]:
         return {"enable_thinking": False} if _last_marker(tokens, prompt) == _END_THINK else {}

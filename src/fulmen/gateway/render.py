@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import orjson
 
 from fulmen.gateway.families import FAMILIES, Family, Reading
+from fulmen.gateway.splice import splice
 from fulmen.schema.errors import ModelError
 from fulmen.schema.records import JSON
 
@@ -141,12 +142,16 @@ class _Renderer:
         self._fixed = dict(fixed or {})
         self._by_options: dict[bytes, Any] = {}
         self._plain = self._renderer({})
-        self._stop_ids = frozenset(self._plain.get_stop_token_ids())
         self._markers = {
             token_id: token.content
             for token_id, token in tokenizer.added_tokens_decoder.items()
             if token.special or token.content in family.structure
         }
+        self._stop_ids = frozenset(self._plain.get_stop_token_ids()) | self._turn_ends()
+
+    def _turn_ends(self) -> frozenset[int]:
+        """Stop tokens that the package does not know."""
+        return frozenset()
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -184,44 +189,7 @@ class _Renderer:
             raise _refused(error) from error
         if bridged is not None:
             return tuple(bridged.token_ids)
-        return self._extend_by_text(prompt + completion, self.render(messages, tools, options))
-
-    def _extend_by_text(
-        self, served: tuple[int, ...], rendered: tuple[int, ...]
-    ) -> tuple[int, ...] | None:
-        """The served tokens and the rest of a new rendering, if its text begins with theirs.
-
-        Formats that may drop earlier reasoning refuse to continue at a new question; where there
-        was nothing to drop, the texts agree and the sampled tokens stay.
-        """
-        before, whole = self.spell(served), self.spell(rendered)
-        if not whole.startswith(before):
-            return self._extend_by_structure(served, rendered)
-        extended = served + self.encode(whole[len(before) :])
-        # Some tokenizers put a space before whatever they encode.
-        return extended if self.spell(extended) == whole else None
-
-    def _extend_by_structure(
-        self, served: tuple[int, ...], rendered: tuple[int, ...]
-    ) -> tuple[int, ...] | None:
-        """The served tokens and the turns after them, if a new rendering has the same structure.
-
-        Then nothing was dropped from it, and the texts differ in their spelling only: white space
-        around a call, say, or the order of its arguments.
-        """
-        if served[-1] not in self._stop_ids:
-            return None
-        ends = [place for place, token in enumerate(rendered) if token in self._stop_ids]
-        turns = sum(token in self._stop_ids for token in served)
-        if len(ends) < turns:
-            return None
-        end = ends[turns - 1] + 1
-        if self._structure(rendered[:end]) != self._structure(served):
-            return None
-        return served + rendered[end:]
-
-    def _structure(self, ids: Sequence[int]) -> list[int]:
-        return [token for token in ids if token in self._markers]
+        return splice(self, prompt + completion, self.render(messages, tools, options))
 
     def reading(self, prompt: Sequence[int], tools: Tools) -> Reading:
         return self._family.reading(self, prompt, bool(tools))
@@ -291,7 +259,23 @@ class _Template(_Renderer):
         tools: Tools,
         options: Mapping[str, JSON],
     ) -> tuple[int, ...] | None:
-        return self._extend_by_text(served[0] + served[1], self.render(messages, tools, options))
+        return splice(self, served[0] + served[1], self.render(messages, tools, options))
+
+    def _turn_ends(self) -> frozenset[int]:
+        """The token that the template puts behind an answer.
+
+        Often it is not the tokenizer's end of text, which is all that the package stops at.
+        """
+        word = "fulmen"
+        question, answer = ({"role": role, "content": word} for role in ("user", "assistant"))
+        try:
+            ids = self._plain.render_ids([question, answer], add_generation_prompt=False)
+        except Exception:  # a template that wants more than this
+            return frozenset()
+        text = self.spell(ids)
+        end = len(text[: text.rfind(word) + len(word)])
+        behind = self.encode(text[end:])
+        return frozenset([token for token in behind if token in self._markers][:1])
 
 
 def _plain(messages: Sequence[Message]) -> list[Message]:
