@@ -10,7 +10,7 @@ from fulmen.engine.scripted import Script, ScriptedEngine
 from fulmen.gateway.app import Gateway
 from fulmen.gateway.exchange import Policy
 from fulmen.gateway.models import Models
-from fulmen.gateway.render import make_renderer
+from fulmen.gateway.render import ChatRenderer, make_renderer
 from fulmen.schema.keys import KeyClaims, mint_key
 from fulmen.schema.records import Call
 from fulmen.server.app import make_app
@@ -35,7 +35,8 @@ class Memory:
 class Face:
     """A gateway in front of an engine that gives the replies in order.
 
-    A reply is a text, which then ends its turn, or a list of tokens.
+    A reply is a text, which then ends its turn, or a list of tokens. The format is Qwen3's, unless
+    another renderer is given.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Face:
         max_context: int = 30_000,
         engine: Engine | None = None,
         script: Script | None = None,
+        renderer: ChatRenderer | None = None,
     ) -> None:
         self.tokenizer, self.memory = tokenizer, Memory()
         waiting = [r if isinstance(r, list) else self.ids(r + "<|im_end|>") for r in replies]
@@ -52,7 +54,7 @@ class Face:
         scripted = ScriptedEngine(reply, max_context=max_context, vocab_size=len(tokenizer))
         self.engine = scripted
         """Counts what is asked of it, unless another engine was given."""
-        renderer = make_renderer(tokenizer, "qwen3")
+        renderer = renderer or make_renderer(tokenizer, "qwen3")
         models = Models([Policy("m", engine or scripted, renderer)])
         self.gateway = Gateway(models, self.memory, SECRET)
         claims = KeyClaims(rollout_id="r", attempt=1, expires=2e9)

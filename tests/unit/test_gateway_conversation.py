@@ -31,6 +31,12 @@ class Words:
     def decode(self, ids):
         return "".join(map(chr, ids))
 
+    def spell(self, ids):
+        return self.decode(ids)
+
+    def reading(self, prompt, tools):
+        raise NotImplementedError
+
     def encode(self, text):
         return tuple(map(ord, text))
 

@@ -14,9 +14,10 @@ import orjson
 from fulmen.gateway.render import ChatRenderer, Message, Tools, text_of
 from fulmen.schema.records import JSON
 
-Drift = Literal["edited", "template"]
-"""Why a conversation could not be continued: the agent changed what had been said, or the model's
-format does not allow to continue it (some drop earlier reasoning at a new question)."""
+Drift = Literal["edited", "template", "tokenisation"]
+"""Why a conversation could not be continued: the agent changed what had been said; the model's
+format does not allow to continue it (some drop earlier reasoning at a new question); or the format
+says the same text again, but its tokens cannot be put behind those that were sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,16 +126,14 @@ def _continued(
     Where the format refuses to go on, its own rendering may still begin with the served tokens: a
     new question drops earlier reasoning, say, and there was none.
     """
-    before = served.prompt_ids + served.completion_ids
-    ids = None
-    if known < len(messages):
-        pair = (served.prompt_ids, served.completion_ids)
-        ids = renderer.extend(pair, messages, known, tools, options)
+    pair = (served.prompt_ids, served.completion_ids)
+    ids = renderer.extend(pair, messages, known, tools, options)
     if ids is None:
         ids = renderer.render(messages, tools, options)
-    if ids[: len(before)] == before and len(ids) > len(before):
+    if ids[: len(served.ids)] == served.ids and len(ids) > len(served.ids):
         return Prompt(ids, parent=served.call_id)
-    return Prompt(ids, drift="template")
+    same = renderer.spell(ids).startswith(renderer.spell(served.ids))
+    return Prompt(ids, drift="tokenisation" if same else "template")
 
 
 def digests(messages: Sequence[Message], tools: Tools, options: Mapping[str, JSON]) -> list[bytes]:

@@ -160,12 +160,10 @@ class Exchange:
         self, place: int, choice: Choice, pieces: "asyncio.Queue[Piece | None]"
     ) -> None:
         request, completion, renderer = self.request, choice.completion, self._policy.renderer
-        text = TextStream(
-            renderer,
-            request.stop,
-            reasoning=_opens_reasoning(choice, renderer),
-            raw=bool(request.prompts),
-        )
+        reading = None
+        if not request.prompts:
+            reading = renderer.reading(choice.prompt.ids, request.tools)
+        text = TextStream(renderer, request.stop, reading)
         watched = request.stream or bool(request.stop)
         wanted = GenerateRequest(
             id=choice.call_id,
@@ -338,13 +336,6 @@ def assistant_message(choice: Choice) -> dict[str, JSON]:
 
 def _before(text: str, completion: Completion) -> str:
     return text.split(completion.stopped_at or "")[0]
-
-
-def _opens_reasoning(choice: Choice, renderer: ChatRenderer) -> bool:
-    """Whether the prompt ends inside an open reasoning block, as some templates leave it."""
-    markers = renderer.markers
-    last = next((markers[i] for i in reversed(choice.prompt.ids) if i in markers), None)
-    return last == "<think>"
 
 
 def _first(*values: float | None) -> float:

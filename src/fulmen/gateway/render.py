@@ -14,8 +14,9 @@ from typing import Any, Protocol
 
 import orjson
 
-from fulmen.gateway import dialects
-from fulmen.gateway.form import AnswerForm, Dialect
+from fulmen.gateway.families import FAMILIES, Family, Plain, Reading
+from fulmen.gateway.form import AnswerForm
+from fulmen.gateway.splice import splice
 from fulmen.schema.errors import ModelError
 from fulmen.schema.records import JSON
 
@@ -89,28 +90,21 @@ class ChatRenderer(Protocol):
         """Read a completion; malformed tool calls stay text."""
         ...
 
+    def reading(self, prompt: Sequence[int], tools: Tools) -> Reading:
+        """How to tell a completion's text from the rest while it is being sampled."""
+        ...
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens; structure and end-of-turn tokens are left out."""
+        ...
+
+    def spell(self, ids: Sequence[int]) -> str:
+        """The text of tokens, structure spelled out."""
         ...
 
     def encode(self, text: str) -> tuple[int, ...]:
         """The tokens of a raw text, whose structural tokens are spelled out."""
         ...
-
-
-_FAMILIES: Mapping[str, tuple[str, str, Dialect]] = {
-    "qwen3": ("Qwen3RendererConfig", "<|im_start|>", dialects.QWEN),
-    "qwen3_moe": ("Qwen3RendererConfig", "<|im_start|>", dialects.QWEN),
-    "llama": ("Llama3RendererConfig", "<|start_header_id|>", dialects.LLAMA3),
-    "gpt_oss": ("GptOssRendererConfig", "<|channel|>", dialects.HARMONY),
-    "glm4_moe": ("GLM45RendererConfig", "<|assistant|>", dialects.GLM),
-    "deepseek_v3": ("DeepSeekV3RendererConfig", "<｜Assistant｜>", dialects.DEEPSEEK),
-}
-"""model_type to the configuration in `renderers`, a token that the family's tokenizers have, and
-how it writes its answers. The architecture alone does not decide the format: many fine-tunes of
-llama speak another."""
-
-_TOOL_CALL_MARKER = "<tool_call>"
 
 
 def make_renderer(tokenizer: Any, model_type: str) -> "ChatRenderer":  # noqa: ANN401
@@ -122,40 +116,52 @@ def make_renderer(tokenizer: Any, model_type: str) -> "ChatRenderer":  # noqa: A
     import renderers  # 1.4 s: it brings the openai package and all families
 
     vocabulary = tokenizer.get_vocab()
-    known = _FAMILIES.get(model_type)
-    if known is not None and known[1] in vocabulary:
-        return _Family(tokenizer, getattr(renderers, known[0]), known[2])
+    known = FAMILIES.get(model_type)
+    if known is not None and known.token in vocabulary:
+        try:
+            return _Renderer(tokenizer, getattr(renderers, known.config), known.family)
+        except Exception as error:  # a vocabulary that cannot be downloaded, or lacks a token
+            reason = "; ".join(filter(None, (str(_refused(error)), known.family.hint)))
+            raise ModelError(
+                f"the format of {model_type} models cannot be set up: {reason}"
+            ) from error
     if not getattr(tokenizer, "chat_template", None):
         raise ModelError(f"models of type {model_type!r} are not known and have no chat template")
-    parser = "qwen3" if {_TOOL_CALL_MARKER, "</tool_call>"} <= vocabulary.keys() else None
-    dialect = dialects.QWEN if parser else dialects.PLAIN
-    return _Template(tokenizer, renderers.DefaultRendererConfig, dialect, {"tool_parser": parser})
+    calls = {"<tool_call>", "</tool_call>"} <= vocabulary.keys()
+    parser = {"tool_parser": "qwen3" if calls else None}
+    family = Family() if calls else Plain()
+    return _Template(tokenizer, renderers.DefaultRendererConfig, family, parser)
 
 
-class _Family:
-    """A family that `renderers` knows by heart."""
+class _Renderer:
+    """Of a family that `renderers` knows by heart."""
 
     def __init__(
         self,
         tokenizer: Any,  # noqa: ANN401 - transformers' tokenizers share no useful type
         config: Any,  # noqa: ANN401 - one of renderers' config classes
-        dialect: Dialect,
+        family: Family,
         fixed: Mapping[str, JSON] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._config = config
+        self._family = family
         self._fixed = dict(fixed or {})
         self._by_options: dict[bytes, Any] = {}
         self._plain = self._renderer({})
-        self._stop_ids = frozenset(self._plain.get_stop_token_ids())
         self._markers = {
             token_id: token.content
             for token_id, token in tokenizer.added_tokens_decoder.items()
-            if token.special or token.content in ("<think>", "</think>", _TOOL_CALL_MARKER)
+            if token.special or token.content in family.structure
         }
-
+        self._stop_ids = frozenset(self._plain.get_stop_token_ids()) | self._turn_ends()
         added = tokenizer.added_tokens_decoder.items()
-        self._form = AnswerForm(dialect, {token.content: token_id for token_id, token in added})
+        spelled = {token.content: token_id for token_id, token in added}
+        self._form = AnswerForm(family.dialect, spelled)
+
+    def _turn_ends(self) -> frozenset[int]:
+        """Stop tokens that the package does not know."""
+        return frozenset()
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -191,55 +197,21 @@ class _Family:
         prompt, completion = served
         try:
             bridged = self._renderer(options).bridge_to_next_turn(
-                list(prompt), list(completion), _plain(messages[known:]), tools=_listed(tools)
+                list(prompt), list(completion), _plain(messages)[known:], tools=_listed(tools)
             )
         except Exception as error:
             raise _refused(error) from error
         if bridged is not None:
             return tuple(bridged.token_ids)
-        return self._extend_by_text(prompt + completion, self.render(messages, tools, options))
+        return splice(self, prompt + completion, self.render(messages, tools, options))
 
-    def _extend_by_text(
-        self, served: tuple[int, ...], rendered: tuple[int, ...]
-    ) -> tuple[int, ...] | None:
-        """The served tokens and the rest of a new rendering, if its text begins with theirs.
-
-        Formats that may drop earlier reasoning refuse to continue at a new question; where there
-        was nothing to drop, the texts agree and the sampled tokens stay.
-        """
-        before = self._tokenizer.decode(list(served), skip_special_tokens=False)
-        whole = self._tokenizer.decode(list(rendered), skip_special_tokens=False)
-        if not whole.startswith(before):
-            return self._extend_by_structure(served, rendered)
-        return served + tuple(
-            self._tokenizer.encode(whole[len(before) :], add_special_tokens=False)
-        )
-
-    def _extend_by_structure(
-        self, served: tuple[int, ...], rendered: tuple[int, ...]
-    ) -> tuple[int, ...] | None:
-        """The served tokens and the turns after them, if a new rendering has the same structure.
-
-        Then nothing was dropped from it, and the texts differ in their spelling only: white space
-        around a call, say, or the order of its arguments.
-        """
-        if served[-1] not in self._stop_ids:
-            return None
-        ends = [place for place, token in enumerate(rendered) if token in self._stop_ids]
-        turns = sum(token in self._stop_ids for token in served)
-        if len(ends) < turns:
-            return None
-        end = ends[turns - 1] + 1
-        if self._structure(rendered[:end]) != self._structure(served):
-            return None
-        return served + rendered[end:]
-
-    def _structure(self, ids: Sequence[int]) -> list[int]:
-        return [token for token in ids if token in self._markers]
+    def reading(self, prompt: Sequence[int], tools: Tools) -> Reading:
+        return self._family.reading(self, prompt, bool(tools))
 
     def parse(self, prompt: Sequence[int], completion: Sequence[int], tools: Tools) -> Answer:
         try:
-            parsed = self._plain.parse_response(
+            completion = self._family.body(self, completion)
+            parsed = self._renderer(self._family.options(self, prompt)).parse_response(
                 list(completion), prompt_ids=list(prompt), tools=_listed(tools)
             )
         except Exception:
@@ -266,10 +238,13 @@ class _Family:
             return attempt.raw
         start, end = attempt.token_span
         ids = [i for i in completion[start:end] if i not in self._stop_ids]
-        return self._tokenizer.decode(ids, skip_special_tokens=False)
+        return self.spell(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def spell(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
@@ -287,7 +262,7 @@ class _Family:
         return self._by_options[key]
 
 
-class _Template(_Family):
+class _Template(_Renderer):
     """Any other model, by its tokenizer's chat template: continued by comparing texts alone."""
 
     def extend(
@@ -298,20 +273,51 @@ class _Template(_Family):
         tools: Tools,
         options: Mapping[str, JSON],
     ) -> tuple[int, ...] | None:
-        return self._extend_by_text(served[0] + served[1], self.render(messages, tools, options))
+        return splice(self, served[0] + served[1], self.render(messages, tools, options))
+
+    def _turn_ends(self) -> frozenset[int]:
+        """The token that the template puts behind an answer.
+
+        Often it is not the tokenizer's end of text, which is all that the package stops at.
+        """
+        word = "fulmen"
+        question, answer = ({"role": role, "content": word} for role in ("user", "assistant"))
+        try:
+            ids = self._plain.render_ids([question, answer], add_generation_prompt=False)
+        except Exception:  # a template that wants more than this
+            return frozenset()
+        text = self.spell(ids)
+        end = len(text[: text.rfind(word) + len(word)])
+        behind = self.encode(text[end:])
+        return frozenset([token for token in behind if token in self._markers][:1])
 
 
 def _plain(messages: Sequence[Message]) -> list[Message]:
     """Messages as templates expect them: absent instead of null, text instead of text parts."""
     plain = []
+    called: dict[JSON, JSON] = {}
     for message in messages:
         clean = {key: value for key, value in message.items() if value is not None}
         clean["content"] = text_of(message.get("content"))
         # Most formats know neither name, and leave such a message out without a word.
         other = {"developer": "system", "function": "tool"}
         clean["role"] = other.get(clean["role"], clean["role"])
+        # Some formats name the function at its result, where clients give only the call's id.
+        called |= {call.get("id"): call["function"].get("name") for call in _calls(clean)}
+        if clean["role"] == "tool" and called.get(clean.get("tool_call_id")):
+            clean.setdefault("name", called[clean["tool_call_id"]])
         plain.append(clean)
     return plain
+
+
+def _calls(message: Message) -> list[dict[str, Any]]:
+    """The calls of a message that are of the form they should have."""
+    calls = message.get("tool_calls")
+    return [
+        call
+        for call in (calls if isinstance(calls, list) else [])
+        if isinstance(call, dict) and isinstance(call.get("function"), dict)
+    ]
 
 
 def text_of(content: JSON) -> str:
@@ -331,9 +337,11 @@ def _listed(tools: Tools) -> list[Any] | None:
 
 def _call(attempt: Any) -> ToolCall | None:  # noqa: ANN401 - renderers' ParsedToolCall
     """A call that an agent can be given."""
-    if attempt.status != "ok" or not attempt.name or not isinstance(attempt.name, str):
-        return None
     arguments = attempt.arguments
+    # Arguments without quotes (GLM) are strings where they are no JSON, whatever the tool says.
+    read = attempt.status == "ok" or (attempt.status == "invalid_json" and type(arguments) is dict)
+    if not read or not attempt.name or not isinstance(attempt.name, str):
+        return None
     if not isinstance(arguments, str):
         # Not orjson, which refuses lone surrogates; and with the spaces that most formats render,
         # so that a history that is rendered anew gives the tokens it was.

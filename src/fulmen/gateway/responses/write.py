@@ -61,7 +61,7 @@ def output_items(exchange: Exchange, choice: Choice) -> list[JSON]:
     items: list[JSON] = []
     if answer.reasoning:
         items.append(reasoning_item(exchange, answer.reasoning, status))
-    if answer.content or not answer.tool_calls:
+    if answer.content or not (answer.reasoning or answer.tool_calls):
         part = text_part(answer.content, text_logprobs(exchange, choice))
         items.append(message_item(exchange, [part], status))
     items += call_items(exchange, choice)
