@@ -49,7 +49,7 @@ def streamed(client, messages: Any = None, **more) -> tuple[list[Any], Any]:
 
 
 def test_the_models_are_listed(client):
-    assert [model.id for model in client.models.list()] == ["m", "slow"]
+    assert [model.id for model in client.models.list()] == ["m", "slow", "random"]
     assert client.models.retrieve("slow").display_name == "slow"
 
 

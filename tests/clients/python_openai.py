@@ -37,7 +37,7 @@ def chat(client, messages=USER, **more) -> Any:
 
 
 def test_the_models_are_listed(client):
-    assert [model.id for model in client.models.list()] == ["m", "slow"]
+    assert [model.id for model in client.models.list()] == ["m", "slow", "random"]
     assert client.models.retrieve("m").id == "m"
 
 

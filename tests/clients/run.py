@@ -1,8 +1,7 @@
 """Try the gateway with the real clients: each set of them in an environment of its own.
 
 Run with Fulmen's own Python, as `make test-clients` does. Environments are made once, beside
-`.venv`, and anew when their list of packages changes. Structured output gets files of its own,
-`python_structured.py` and `node/structured.mjs`, named in `SUITES`.
+`.venv`, and anew when their list of packages changes.
 """
 
 import contextlib
@@ -22,9 +21,14 @@ ROOT = HERE.parents[1]
 LEAST_NODE = 20
 
 SUITES = {
-    "openai2": ("python_openai.py", "python_litellm.py"),
-    "openai3": ("python_openai.py", "python_anthropic.py"),
-    "node": ("openai.mjs", "anthropic.mjs", "ai.mjs"),
+    "openai2": ("python_openai.py", "python_openai_forms.py", "python_litellm.py"),
+    "openai3": (
+        "python_openai.py",
+        "python_openai_forms.py",
+        "python_anthropic.py",
+        "python_anthropic_forms.py",
+    ),
+    "node": ("openai.mjs", "anthropic.mjs", "ai.mjs", "forms.mjs"),
 }
 """Environments, and the files that run in each."""
 

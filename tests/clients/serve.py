@@ -7,7 +7,8 @@ the gateway it has two paths for the tests:
     GET  /control/calls/NAME?at_least=2   its recorded calls, as soon as there are that many
 
 What the policy says depends on the last thing that it was told; see `REPLIES`. The model `slow`
-says `SLOW_TOKENS` tokens and then nothing more until its client leaves.
+says `SLOW_TOKENS` tokens and then nothing more until its client leaves. The model `random` has
+random weights, so that nothing but a grammar gives its answers a form.
 """
 
 import asyncio
@@ -20,12 +21,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
+from fulmen.engine.grammar import GrammarCompiler
+from fulmen.engine.pytorch.engine import LocalEngine
 from fulmen.engine.scripted import ScriptedEngine
 from fulmen.gateway.app import Gateway
 from fulmen.gateway.exchange import Policy
@@ -146,8 +150,26 @@ class Control:
         }
 
 
+def random_engine(tokenizer: Any, stop_ids: frozenset[int]) -> LocalEngine:
+    """Samples from weights that know nothing."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=4096,
+    )
+    grammars = GrammarCompiler(tokenizer, config.vocab_size, stop_ids)
+    model = Qwen3ForCausalLM(config).eval()
+    return LocalEngine(model, name="random", max_context=4096, grammars=grammars)
+
+
 def make_gateway(memory: Memory, tokenizer: Any) -> Gateway:
-    """One policy that answers at once, and one that does not come to an end."""
+    """A policy that answers at once, one that does not come to an end, one of random weights."""
 
     def encode(text: str) -> list[int]:
         return tokenizer.encode(text, add_special_tokens=False)
@@ -162,7 +184,11 @@ def make_gateway(memory: Memory, tokenizer: Any) -> Gateway:
     slow = ScriptedEngine(begin, max_context=8192)
     slow.hold()
     renderer = make_renderer(tokenizer, "qwen3")
-    policies = [Policy("m", quick, renderer), Policy("slow", slow, renderer)]
+    policies = [
+        Policy("m", quick, renderer),
+        Policy("slow", slow, renderer),
+        Policy("random", random_engine(tokenizer, renderer.stop_ids), renderer),
+    ]
     return Gateway(Models(policies, default="m"), memory, SECRET)
 
 

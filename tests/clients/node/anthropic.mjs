@@ -35,7 +35,7 @@ const resultsOf = (message, more = {}) => [
 
 test("the models are listed", async () => {
   const names = (await collect(client.models.list())).map((model) => model.id);
-  assert.deepEqual(names, ["m", "slow"]);
+  assert.deepEqual(names, ["m", "slow", "random"]);
 });
 
 test("a message is what was recorded", async () => {

@@ -36,7 +36,7 @@ const resultsOf = (response) =>
 
 test("the models are listed", async () => {
   const names = (await collect(client.models.list())).map((model) => model.id);
-  assert.deepEqual(names, ["m", "slow"]);
+  assert.deepEqual(names, ["m", "slow", "random"]);
 });
 
 test("a chat answer is what was recorded", async () => {
