@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import families
 from families import FAMILIES
 from fulmen.gateway.completion import TextStream
-from fulmen.gateway.conversation import Conversation, Served
+from fulmen.gateway.conversation import Conversation, Prompt, Served
 from fulmen.gateway.render import Answer, ToolCall, make_renderer
 from fulmen.schema.errors import ModelError
 from gateways import Face
@@ -266,7 +266,7 @@ class Talk:
 
     def __init__(self, family):
         self.family, self.conversation, self.messages = family, Conversation(), [QUESTION]
-        self.prompt, self.number = None, 0
+        self.prompt, self.number = Prompt(()), 0
 
     def ask(self, *messages):
         self.messages += messages
@@ -413,21 +413,19 @@ def test_a_template_ends_turns_by_its_own_token_too():
 
 
 def spaced():
-    """A tokenizer that puts a space before whatever it encodes, and merges over a turn's end."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    """A tokenizer that puts a space before whatever it encodes, and knows `s;` as one token."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    made = Tokenizer(models.BPE(unk_token="<unk>"))
+    pieces = ["</s>", "▁", *"abdenorstuy:;?", "s;"]
+    vocabulary = {piece: place for place, piece in enumerate(pieces)}
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=[("s", ";")]))
     made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     made.decoder = decoders.Metaspace(prepend_scheme="always")
-    trainer = trainers.BpeTrainer(
-        vocab_size=200, special_tokens=["<unk>", "</s>"], show_progress=False
-    )
-    made.train_from_iterator(["yes;user:and?;bot: user:so?;bot: no;user:"] * 9, trainer)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>")
     tokenizer.chat_template = (
-        "{% for m in messages %}{{ 'bot' if m.role == 'assistant' else 'user' }}:{{ m.content }};{% endfor %}"
-        "{% if add_generation_prompt %}bot:{% endif %}"
+        "{% for m in messages %}{{ 'bot' if m.role == 'assistant' else 'user' }}:{{ m.content }};"
+        "{% endfor %}{% if add_generation_prompt %}bot:{% endif %}"
     )
     return tokenizer
 
