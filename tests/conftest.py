@@ -40,3 +40,12 @@ def renderer(tokenizer):
     from fulmen.gateway.render import make_renderer
 
     return make_renderer(tokenizer, "qwen3")
+
+
+@pytest.fixture
+def harmony(monkeypatch):
+    """Gpt-oss without the vocabulary that its package would download."""
+    import families
+
+    encoding = families.Harmony(families.tokenizer("gpt-oss"))
+    monkeypatch.setattr("renderers.gpt_oss.load_harmony_encoding", lambda _: encoding)
