@@ -170,3 +170,27 @@ def test_an_unknown_key_in_a_file_and_the_nearest_one(place):
 
 def test_a_value_out_of_range(place):
     assert_refused(place(**{"group-size": 1}), "group_size is '1'", "greater than or equal to 2")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "external.toml: no such file"),
+        ("judge = 3", "external.toml: judge must be a table"),
+        ("[judge]\nmodel = 'x'", "external.toml: [judge]: base_url is missing"),
+        ("[judge]\nbase_url = 'ftp://x'", "[judge]: base_url is 'ftp://x'"),
+        ("[judge]\nbase_ulr = 'http://x'", "did you mean 'base_url'?"),
+        (
+            "[judge]\nbase_url = 'http://x'\napi_key_env = 'NO_SUCH_KEY'",
+            "the environment variable NO_SUCH_KEY is not set",
+        ),
+    ],
+)
+def test_a_list_of_models_elsewhere_is_checked_before_anything_starts(place, text, words):
+    if text is not None:
+        (place.folder / "external.toml").write_text(text)
+    done = place(**{"external-models": "external.toml"})
+    assert done.returncode != 0
+    assert words in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not (place.folder / "run").exists()

@@ -31,7 +31,7 @@ async def _evaluate(
     folder, _ = open_folder(config.out, "eval", config.if_exists)
     with folder:
         policy = serve_policy(config.model, config)
-        async with running(config, folder, policy, inputs.judge, listen) as rig:
+        async with running(config, folder, policy, inputs, listen) as rig:
             done, graded = await measure(
                 rig.collector,
                 config,

@@ -3,12 +3,14 @@
 The one place where rooms meet. It decides nothing that a setting does not decide.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from fulmen.gateway.app import Gateway
+from fulmen.gateway.external import External
 from fulmen.gateway.models import Models
+from fulmen.launch.external import read_external
 from fulmen.launch.policy import ServedPolicy
 from fulmen.runner.agents import load_function, parse_agent
 from fulmen.runner.pool import Pool
@@ -32,15 +34,17 @@ class Inputs:
     tasks: Sequence[Task]
     val: Sequence[Task]
     judge: Judge
+    external: Mapping[str, External]
+    """Models elsewhere, by the names that agents ask for."""
 
 
 def read_inputs(
     settings: RunSettings, val: str | None = None, errors: AgentErrors | None = None
 ) -> Inputs:
-    """Read tasks and load the grader.
+    """Read tasks and models elsewhere, and load the grader.
 
     Raises:
-        DataError, AgentError, GraderError: the first thing that is wrong.
+        ConfigError, DataError, AgentError, GraderError: the first thing that is wrong.
     """
     grader = load_function(settings.grader, "grader") if settings.grader else None
     if grader is not None:
@@ -49,6 +53,7 @@ def read_inputs(
         tasks=read_tasks(settings.tasks),
         val=read_tasks(val) if val else (),
         judge=Judge(grader, settings.grader or "", errors or AgentErrors()),
+        external=read_external(settings.external_models),
     )
 
 
@@ -67,7 +72,7 @@ async def running(
     settings: RunSettings,
     folder: RunFolder,
     policy: ServedPolicy,
-    judge: Judge,
+    inputs: Inputs,
     listen: Listener,
 ) -> AsyncIterator[Rig]:
     """Store, gateway, server and pool around an engine; all ended when the context is left."""
@@ -75,7 +80,9 @@ async def running(
     try:
         # Whatever ran here before has ended: this process owns the folder.
         await store.expire_leases(now=float("inf"))
-        gateway = Gateway(Models([policy.as_policy]), store, store.secret)
+        # Any other name means the policy: an unchanged agent asks for whatever it always did.
+        models = Models([policy.as_policy], inputs.external, default=policy.loaded.name)
+        gateway = Gateway(models, store, store.secret)
         store.on_attempt_end(gateway.forget)
         async with (
             aclosing(gateway),
@@ -88,7 +95,7 @@ async def running(
                 processes=settings.processes,
             ) as pool,
         ):
-            yield Rig(store, Collector(store, pool, judge, listen), server.url)
+            yield Rig(store, Collector(store, pool, inputs.judge, listen), server.url)
     finally:
         await store.close()
         await policy.engine.close()

@@ -53,7 +53,7 @@ async def _train(
         folder.write_config(config, origins)
         policy = serve_policy(history.checkpoint or config.model, config)
         learner = _learner(config, policy, history.checkpoint)
-        async with running(config, folder, policy, inputs.judge, listen) as rig:
+        async with running(config, folder, policy, inputs, listen) as rig:
             listen(
                 RunStarted(
                     run=str(folder.path),

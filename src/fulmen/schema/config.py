@@ -54,6 +54,8 @@ class RunSettings(Settings):
     """An agent that works longer on one task, seconds, is stopped."""
     max_attempts: int = Field(default=3, ge=1)
     """Attempts per rollout when the infrastructure fails; the agent's own failures count once."""
+    external_models: str | None = None
+    """TOML file of models elsewhere that the agent may ask for by name: recorded, never trained."""
     processes: int | None = Field(default=None, ge=1)
     """Worker processes that share the agents; default: one per core."""
     dtype: Literal["float32", "bfloat16"] = "float32"
