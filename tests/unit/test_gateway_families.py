@@ -127,4 +127,6 @@ def test_a_template_ends_turns_by_its_own_token_too():
     ours = families.tokenizer("qwen2.5")
     other = PreTrainedTokenizerFast(tokenizer_object=ours.backend_tokenizer)
     other.eos_token, other.chat_template = "<|endoftext|>", ours.chat_template
-    assert make_renderer(other, "qwen2").stop_ids == {151643, 151645}
+    renderer = make_renderer(other, "qwen2")
+    assert renderer.stop_ids == {151643, 151645}
+    assert renderer.parse((), renderer.encode("four<|im_end|>"), TOOLS) == Answer("four")

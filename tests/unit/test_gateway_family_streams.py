@@ -100,3 +100,18 @@ async def test_a_familys_streamed_turns_are_those_of_whole_answers(family):
         "/chat/completions", messages=[QUESTION, whole, *(behind or [follow_up()])], tools=TOOLS
     )
     assert face.calls[2].parent == face.calls[1].id
+
+
+def test_thinking_that_glm_was_told_to_leave_out_is_text():
+    family = FAMILIES["glm4.5"]
+    ids = family.ids("<think>!")
+    check(family, prompt_of(family, enable_thinking=False), ids, TOOLS)
+
+
+def test_what_gpt_oss_says_in_several_messages_is_one_text():
+    family, final = FAMILIES["gpt-oss"], "<|end|><|start|>assistant<|channel|>final<|message|>"
+    half = family.ids("☃")[:1]
+    for middle in (family.ids("I look "), half):
+        ids = family.ids(final) + middle + family.ids(final + "and see")
+        check(family, prompt_of(family), ids, TOOLS)
+        assert streamed(family, prompt_of(family), ids)[-1]["content"].endswith("and see")

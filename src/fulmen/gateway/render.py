@@ -280,16 +280,17 @@ class _Template(_Renderer):
 
         Often it is not the tokenizer's end of text, which is all that the package stops at.
         """
-        word = "fulmen"
-        question, answer = ({"role": role, "content": word} for role in ("user", "assistant"))
+        asked, said = {"role": "user", "content": "?"}, {"role": "assistant", "content": "fulmen"}
         try:
-            ids = self._plain.render_ids([question, answer], add_generation_prompt=False)
+            ids = self._plain.render_ids([asked, said], add_generation_prompt=False)
         except Exception:  # a template that wants more than this
             return frozenset()
-        text = self.spell(ids)
-        end = len(text[: text.rfind(word) + len(word)])
-        behind = self.encode(text[end:])
+        behind = self.encode(self.spell(ids).partition("fulmen")[2])
         return frozenset([token for token in behind if token in self._markers][:1])
+
+    def parse(self, prompt: Sequence[int], completion: Sequence[int], tools: Tools) -> Answer:
+        ended = completion and completion[-1] in self._stop_ids
+        return super().parse(prompt, completion[:-1] if ended else completion, tools)
 
 
 def _plain(messages: Sequence[Message]) -> list[Message]:
