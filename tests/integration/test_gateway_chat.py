@@ -327,6 +327,8 @@ async def test_the_key_is_also_read_from_anthropic_s_header(world):
         ({"tools": [{}]}, "tools[0]"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"response_format": {"type": "yaml"}}, "response_format"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"logit_bias": {"5": 10}}, "logit_bias"),
         ({"stream": "yes"}, "stream"),
         ({"model": 3}, "model"),
     ],

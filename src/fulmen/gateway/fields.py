@@ -12,6 +12,20 @@ from fulmen.schema.records import JSON
 Body = Mapping[str, JSON]
 
 
+OTHER_SAMPLING = ("frequency_penalty", "presence_penalty", "logit_bias")
+"""They would bend the distribution that log-probabilities are recorded under."""
+
+
+def refuse(body: Body, *names: str) -> None:
+    """Fields that would change what is meant, and that nothing here does; 0 and empty are no wish.
+
+    >>> refuse({"presence_penalty": 0.0}, "presence_penalty")
+    """
+    for name in names:
+        if body.get(name):
+            raise RequestRefused(f"{name} is not supported", param=name)
+
+
 def body_object(body: JSON) -> Body:
     """The body itself."""
     if not isinstance(body, dict):

@@ -22,9 +22,8 @@ def read_request(body: JSON) -> ModelRequest:
         RequestRefused: what is wrong, naming the parameter.
     """
     body = fields.body_object(body)
-    for name in ("functions", "function_call", "audio"):
-        if body.get(name):
-            raise RequestRefused(f"{name} is not supported", param=name)
+    fields.refuse(body, "functions", "function_call", "audio", "web_search_options")
+    fields.refuse(body, *fields.OTHER_SAMPLING)
     tools = _tools(body)
     maximum = fields.integer(body, "max_completion_tokens", low=1)
     if maximum is None:

@@ -19,10 +19,7 @@ def read_request(body: JSON) -> ModelRequest:
     """
     body = fields.body_object(body)
     n = fields.integer(body, "n", low=1, high=128) or 1
-    if body.get("suffix"):
-        raise RequestRefused("suffix is not supported", param="suffix")
-    if fields.flag(body, "echo"):
-        raise RequestRefused("echo is not supported", param="echo")
+    fields.refuse(body, "suffix", "echo", *fields.OTHER_SAMPLING)
     if fields.integer(body, "best_of", low=1) not in (None, n):
         raise RequestRefused("best_of must be equal to n", param="best_of")
     logprobs = fields.integer(body, "logprobs", low=0, high=20)

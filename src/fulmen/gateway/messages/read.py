@@ -29,9 +29,7 @@ def read_request(body: JSON, *, count: bool = False) -> ModelRequest:
         RequestRefused: what is wrong, naming the parameter.
     """
     body = fields.body_object(body)
-    for name in ("top_k", "container", "mcp_servers", "compaction"):
-        if body.get(name):
-            raise RequestRefused(f"{name} is not supported", param=name)
+    fields.refuse(body, "top_k", "container", "mcp_servers", "compaction")
     if body.get("thread"):
         raise RequestRefused(
             "thread is not supported; send the whole conversation", param="thread", code=NO_THREADS

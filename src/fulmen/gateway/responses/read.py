@@ -29,9 +29,7 @@ def read_request(body: JSON, attempt: Attempt) -> ModelRequest:
         RequestRefused: what is wrong, naming the parameter.
     """
     body = fields.body_object(body)
-    for name in ("background", "conversation", "prompt"):
-        if body.get(name):
-            raise RequestRefused(f"{name} is not supported", param=name)
+    fields.refuse(body, "background", "conversation", "prompt")
     is_stored(body)  # checked now: it is needed when the answer is there
     tools, parallel = _tools(body), body.get("parallel_tool_calls")
     top = fields.integer(body, "top_logprobs", low=0, high=20)
