@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
@@ -102,15 +103,19 @@ def agentlightning(python: str, url: str) -> Iterator[Served]:
 @contextmanager
 def litellm(python: str, url: str) -> Iterator[Served]:
     """The LiteLLM proxy with one worker in front of a backend, by its own command."""
-    port = _free_port()
+    port, key = _free_port(), "sk-" + secrets.token_hex(32)  # it refuses to start without a key
     model = {"model": f"openai/{MODEL}", "api_base": url, "api_key": "none"}
-    config = {"model_list": [{"model_name": MODEL, "litellm_params": model}]}
+    config = {
+        "model_list": [{"model_name": MODEL, "litellm_params": model}],
+        "general_settings": {"master_key": key},
+    }
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.yaml"
         path.write_text(json.dumps(config))  # JSON is YAML
         command = [str(Path(python).parent / "litellm"), "--config", str(path)]
         command += ["--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
         with _running(GATEWAY_CORE, *command, port=port) as served:
+            served.keys = [key]
             yield served
 
 
@@ -120,20 +125,16 @@ PEERS = {"litellm": litellm, "agentlightning": agentlightning}
 @contextmanager
 def _running(core: int, *command: str, port: int | None = None) -> Iterator[Served]:
     """A process on one core that says as JSON when it is ready, or else listens on `port`."""
-    environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}
-    with tempfile.TemporaryFile("w+") as errors:
+    environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    # Files, not pipes: servers that log every request would fill one.
+    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
         child = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE if port is None else errors,
-            stderr=errors,
-            env=environment,
-            text=True,
+            command, stdin=subprocess.PIPE, stdout=said, stderr=errors, env=environment, text=True
         )
         process = psutil.Process(child.pid)
         process.cpu_affinity([core])
         try:
-            facts = _facts(child) if port is None else _listening(child, port)
+            facts = _facts(child, said) if port is None else _listening(child, port)
             if not facts:
                 errors.seek(0)
                 raise SystemExit(f"{command[0]} did not start:\n{errors.read()[-2000:]}")
@@ -141,18 +142,27 @@ def _running(core: int, *command: str, port: int | None = None) -> Iterator[Serv
             yield served
             assert child.stdin is not None
             child.stdin.close()
-            served.ended = _facts(child) if port is None else {}
+            served.ended = _facts(child, said, place=1) if port is None else {}
         finally:
-            for one in [*process.children(recursive=True), process]:
-                with contextlib.suppress(psutil.NoSuchProcess):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for one in [*process.children(recursive=True), process]:
                     one.terminate()
             child.wait(30)
 
 
-def _facts(child: subprocess.Popen[str]) -> dict[str, Any]:
-    """The next line of JSON among all that it prints."""
-    assert child.stdout is not None
-    return next((json.loads(line) for line in child.stdout if line.startswith("{")), {})
+def _facts(child: subprocess.Popen[str], said: IO[str], place: int = 0) -> dict[str, Any]:
+    """A line of JSON among all that it prints; empty if it never comes."""
+    end = time.monotonic() + _START_S
+    while time.monotonic() < end:
+        running = child.poll() is None
+        lines = os.pread(said.fileno(), 1 << 26, 0).decode(errors="replace").splitlines(True)
+        found = [line for line in lines if line.startswith('{"') and line.endswith("\n")]
+        if len(found) > place:
+            return json.loads(found[place])
+        if not running:
+            break
+        time.sleep(0.1)
+    return {}
 
 
 def _listening(child: subprocess.Popen[str], port: int) -> dict[str, Any]:
