@@ -53,6 +53,10 @@ def checked(reply: Reply) -> Reply:
     return reply
 
 
+def _listed(values: Sequence[float]) -> str:
+    return "/".join(f"{value:.4g}" for value in values)
+
+
 # Latency
 
 
@@ -84,7 +88,7 @@ async def direct() -> list[float]:
 
 async def added_latency() -> None:
     """`AGENTS` agents with conversations of 2,000 tokens in front of an engine of 250 ms."""
-    p50, p99 = [], []
+    p50, p99, costs = [], [], []
     with fulmen(Options(ANSWER, AGENTS, delay_s=DELAY_S)) as served:
         clients = [await served.connect(number) for number in range(AGENTS)]
         for repeat in range(-1, REPEATS):
@@ -93,14 +97,18 @@ async def added_latency() -> None:
                 converse(served, 1000 * (repeat + 1) + number, client)
                 for number, client in enumerate(clients)
             ]
+            before = served.cpu_s()
             calls = list(chain(*await asyncio.gather(*agents)))
+            cpu = served.cpu_s() - before
             if repeat >= 0:
                 added = statistics.quantiles([1e3 * (one - bare) for one in calls], n=100)
                 p50.append(added[49])
                 p99.append(added[98])
-    print(f"latency: {served.ended}")
+                costs.append(1e3 * cpu / len(calls))
+    print(f"latency: p50 {_listed(p50)}, p99 {_listed(p99)}; {served.ended}")
     result("gateway.added_ms.p50", statistics.median(p50), "ms")
     result("gateway.added_ms.p99", statistics.median(p99), "ms")
+    result("gateway.cpu_ms_per_long_call", statistics.median(costs), "ms")
 
 
 # Calls per second, and what a call costs
@@ -126,15 +134,15 @@ async def calls_and_cpu(peers: dict[str, str]) -> None:
     with ExitStack() as stack:
         behind = stack.enter_context(backend(ANSWER))
         contestants = {
-            "fulmen": (stack.enter_context(fulmen(Options(ANSWER, 64))), 6000),
+            "fulmen": (stack.enter_context(fulmen(Options(ANSWER, 64))), 3200),
             "fulmen_external": (
                 stack.enter_context(fulmen(Options(ANSWER, 64, backend=behind.url))),
-                3000,
+                960,
             ),
         }
         for name, python in peers.items():
             served = stack.enter_context(PEERS[name](python, behind.url))
-            contestants[name] = (served, 480)
+            contestants[name] = (served, 160)
         speeds = {name: [] for name in contestants}
         costs = {name: [] for name in contestants}
         clients = {
@@ -149,7 +157,8 @@ async def calls_and_cpu(peers: dict[str, str]) -> None:
                     speeds[name].append(speed)
                     costs[name].append(cost)
     for name, (served, calls) in contestants.items():
-        print(f"{name}: {calls} calls a repeat; {served.ended}")
+        seen = f"{_listed(speeds[name])} a second, {_listed(costs[name])} CPU-ms each"
+        print(f"{name}: {calls} calls a repeat, {seen}; {served.ended}")
     speed = {name: statistics.median(values) for name, values in speeds.items()}
     cost = {name: statistics.median(values) for name, values in costs.items()}
     result("gateway.calls_per_s", speed["fulmen"], "calls/s")
@@ -173,7 +182,7 @@ async def calls_and_cpu(peers: dict[str, str]) -> None:
 
 async def stream_cost() -> None:
     """64 streams, a token every 20 ms; the CPU of a whole call is part of its chunks' share."""
-    costs = []
+    costs, chunks = [], 0
     options = Options(ANSWER, 64, interval_s=0.02, repeat=4)
     with fulmen(options) as served:
         clients = [await served.connect(number) for number in range(64)]
@@ -186,8 +195,9 @@ async def stream_cost() -> None:
             replies = [checked(reply) for reply in await asyncio.gather(*asked)]
             cpu = served.cpu_s() - before
             if repeat >= 0:
-                costs.append(1e3 * cpu / sum(reply.chunks for reply in replies))
-    print(f"streams: {replies[0].chunks} chunks each; {served.ended}")
+                chunks = sum(reply.chunks for reply in replies)
+                costs.append(1e3 * cpu / chunks)
+    print(f"streams: {chunks / 64:.0f} chunks each; {served.ended}")
     result("gateway.stream_cpu_ms_per_chunk", statistics.median(costs), "ms")
 
 
