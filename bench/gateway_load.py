@@ -59,7 +59,8 @@ class Client(asyncio.Protocol):
 
     async def post(self, body: bytes) -> Reply:
         """Ask. Raises ConnectionError if the server hangs up before the end of its answer."""
-        assert self._transport is not None
+        if self._transport is None or self._transport.is_closing():
+            raise ConnectionError("the server hung up between two requests")
         self._buffer, self._body_at, self._length, self.reads = bytearray(), 0, None, 0
         self._done = asyncio.get_running_loop().create_future()
         started = time.perf_counter()
