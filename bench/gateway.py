@@ -3,7 +3,7 @@
 The gateway runs alone on one core, in a process of its own; this process is the load and runs on
 another, as does the backend where there is one. The engine says always the same after a given time,
 so everything beyond that time is the gateway's. Peers are given as NAME=PYTHON, the interpreter of
-an environment that has them; one that is not given is left out. Some five minutes:
+an environment that has them; one that is not given is left out. Some three minutes:
 
     python bench/gateway.py litellm=… agentlightning=…
 """
