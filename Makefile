@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Two OpenMP pools that spin on two cores bring each other to a halt.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: help setup demo test check test-base test-clients fmt bench bench-engine bench-learner lock clean
+.PHONY: help setup demo test check test-base test-clients fmt bench bench-engine bench-learner bench-gateway lock clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -52,7 +52,7 @@ test-clients: $(STAMP) ## the gateway with the real clients, each in its own env
 fmt: $(STAMP) ## format the code
 	@$(VENV)/bin/ruff check --fix -q . ; $(VENV)/bin/ruff format -q .
 
-bench: bench-engine bench-learner ## all benchmarks
+bench: bench-engine bench-learner bench-gateway ## all benchmarks
 
 bench-engine: $(STAMP) ## tokens per second of the engine, beside transformers' generate
 	@$(PY) bench/engine.py
@@ -60,8 +60,20 @@ bench-engine: $(STAMP) ## tokens per second of the engine, beside transformers' 
 bench-learner: $(STAMP) ## tokens per second of the learner, beside a plain training step
 	@$(PY) bench/learner.py
 
+PEERS := litellm agentlightning
+PEER_STAMPS := $(foreach p,$(PEERS),.venv-bench-$(p)-$(shell sha256sum < requirements/bench-$(p).txt | cut -c1-8)/ready)
+
+.venv-bench-%/ready:
+	@echo "setting up $(@D)"
+	@rm -rf $(@D) && $(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install -q $(PIP_ARGS) -r requirements/bench-$(word 3,$(subst -, ,$(@D))).txt
+	@touch $@
+
+bench-gateway: $(STAMP) $(PEER_STAMPS) ## latency, CPU and memory of the gateway, beside other proxies
+	@$(PY) bench/gateway.py $(foreach s,$(PEER_STAMPS),$(word 3,$(subst -, ,$(s)))=$(dir $(s))bin/python)
+
 lock: $(STAMP) ## write requirements/*.txt from what is installed
 	@bash requirements/lock.sh $(PYTHON)
 
 clean: ## remove environments and caches, never runs
-	@rm -rf .venv .venv-base-* .venv-clients-* .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info
+	@rm -rf .venv .venv-*-* .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info

@@ -229,6 +229,73 @@ _RESPONSE = _answer("response", status=_TEXT, output=_list(_OBJECT))
 _NAME: Schema = {"name": "name", "in": "path", "required": True, "schema": _TEXT}
 
 
+def _openai_paths() -> Schema:
+    """OpenAI's protocols."""
+    return {
+        "/chat/completions": {
+            "post": _operation(
+                "OpenAI's chat completions",
+                _answer("chat.completion", choices=_list(_OBJECT), usage=_OBJECT),
+                _OPENAI_ERROR,
+                _CHAT,
+            )
+        },
+        "/completions": {
+            "post": _operation(
+                "OpenAI's completions, of text or tokens",
+                _answer("text_completion", choices=_list(_OBJECT), usage=_OBJECT),
+                _OPENAI_ERROR,
+                _COMPLETIONS,
+            )
+        },
+        "/responses": {
+            "post": _operation("OpenAI's responses", _RESPONSE, _OPENAI_ERROR, _RESPONSES)
+        },
+        "/responses/{name}": {
+            "parameters": [_NAME],
+            "get": _operation("A response that was stored", _RESPONSE, _OPENAI_ERROR),
+            "delete": _operation(
+                "Forget a response", _answer("response", deleted=_FLAG), _OPENAI_ERROR
+            ),
+        },
+    }
+
+
+def _anthropic_paths() -> Schema:
+    """Anthropic's protocol."""
+    return {
+        "/messages": {
+            "post": _operation(
+                "Anthropic's messages",
+                _answer("message", "type", content=_list(_OBJECT), usage=_OBJECT),
+                _ANTHROPIC_ERROR,
+                _MESSAGES,
+            )
+        },
+        "/messages/count_tokens": {
+            "post": _operation(
+                "How many tokens a prompt has",
+                _object({"input_tokens": _integer(0)}),
+                _ANTHROPIC_ERROR,
+                _object(_MESSAGES_PROMPT, _MESSAGES_OPTIONS),
+            )
+        },
+    }
+
+
+def _model_paths() -> Schema:
+    """What there is to ask for."""
+    return {
+        "/models": {
+            "get": _operation("The models", _object({"data": _list(_MODEL)}), _OPENAI_ERROR)
+        },
+        "/models/{name}": {
+            "parameters": [_NAME],
+            "get": _operation("One model", _MODEL, _OPENAI_ERROR),
+        },
+    }
+
+
 def description() -> Schema:
     """The OpenAPI document; paths are behind `/v1`."""
     return {
@@ -242,57 +309,5 @@ def description() -> Schema:
                 "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
             }
         },
-        "paths": {
-            "/chat/completions": {
-                "post": _operation(
-                    "OpenAI's chat completions",
-                    _answer("chat.completion", choices=_list(_OBJECT), usage=_OBJECT),
-                    _OPENAI_ERROR,
-                    _CHAT,
-                )
-            },
-            "/completions": {
-                "post": _operation(
-                    "OpenAI's completions, of text or tokens",
-                    _answer("text_completion", choices=_list(_OBJECT), usage=_OBJECT),
-                    _OPENAI_ERROR,
-                    _COMPLETIONS,
-                )
-            },
-            "/responses": {
-                "post": _operation("OpenAI's responses", _RESPONSE, _OPENAI_ERROR, _RESPONSES)
-            },
-            "/responses/{name}": {
-                "parameters": [_NAME],
-                "get": _operation("A response that was stored", _RESPONSE, _OPENAI_ERROR),
-                "delete": _operation(
-                    "Forget a response", _answer("response", deleted=_FLAG), _OPENAI_ERROR
-                ),
-            },
-            "/messages": {
-                "post": _operation(
-                    "Anthropic's messages",
-                    _answer("message", "type", content=_list(_OBJECT), usage=_OBJECT),
-                    _ANTHROPIC_ERROR,
-                    _MESSAGES,
-                )
-            },
-            "/messages/count_tokens": {
-                "post": _operation(
-                    "How many tokens a prompt has",
-                    _object({"input_tokens": _integer(0)}),
-                    _ANTHROPIC_ERROR,
-                    _object(_MESSAGES_PROMPT, _MESSAGES_OPTIONS),
-                )
-            },
-            "/models": {
-                "get": _operation(
-                    "The models", _object({"data": _list(_MODEL)}), _either(_OPENAI_ERROR)
-                )
-            },
-            "/models/{name}": {
-                "parameters": [_NAME],
-                "get": _operation("One model", _MODEL, _OPENAI_ERROR),
-            },
-        },
+        "paths": {**_openai_paths(), **_anthropic_paths(), **_model_paths()},
     }

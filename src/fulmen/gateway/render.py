@@ -147,15 +147,16 @@ class _Renderer:
         self._config = config
         self._family = family
         self._fixed = dict(fixed or {})
-        self._by_options: dict[bytes, Any] = {}
+        self._by_options: dict[tuple[bytes, bool], Any] = {}
+        added = tokenizer.added_tokens_decoder.items()
+        self._reasoning = {i for i, token in added if token.content in ("<think>", "</think>")}
         self._plain = self._renderer({})
         self._markers = {
             token_id: token.content
-            for token_id, token in tokenizer.added_tokens_decoder.items()
+            for token_id, token in added
             if token.special or token.content in family.structure
         }
         self._stop_ids = frozenset(self._plain.get_stop_token_ids()) | self._turn_ends()
-        added = tokenizer.added_tokens_decoder.items()
         spelled = {token.content: token_id for token_id, token in added}
         self._form = AnswerForm(family.dialect, spelled)
 
@@ -195,8 +196,12 @@ class _Renderer:
         options: Mapping[str, JSON],
     ) -> tuple[int, ...] | None:
         prompt, completion = served
+        # Formats that drop earlier reasoning render a conversation anew at every turn, to see what
+        # is left of it. Without any reasoning it is all left, and the new turns can be appended.
+        marks = self._reasoning
+        plain = bool(marks) and marks.isdisjoint(prompt) and marks.isdisjoint(completion)
         try:
-            bridged = self._renderer(options).bridge_to_next_turn(
+            bridged = self._renderer(options, keep=plain).bridge_to_next_turn(
                 list(prompt), list(completion), _plain(messages)[known:], tools=_listed(tools)
             )
         except Exception as error:
@@ -249,16 +254,23 @@ class _Renderer:
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
-    def _renderer(self, options: Mapping[str, JSON]) -> Any:  # noqa: ANN401 - a renderers.Renderer
+    def _renderer(self, options: Mapping[str, JSON], *, keep: bool = False) -> Any:  # noqa: ANN401
+        """A renderers.Renderer; `keep`: one that takes reasoning for kept, where it can be told."""
         import renderers
 
-        key = orjson.dumps(dict(options), option=orjson.OPT_SORT_KEYS)
+        key = orjson.dumps(dict(options), option=orjson.OPT_SORT_KEYS), keep
         if key not in self._by_options:
-            self._by_options[key] = renderers.create_renderer(
-                self._tokenizer,
-                self._config(**self._fixed),
-                chat_template_kwargs=dict(options) or None,
-            )
+            retention = {"thinking_retention": "all"} if keep else {}
+            try:
+                self._by_options[key] = renderers.create_renderer(
+                    self._tokenizer,
+                    self._config(**self._fixed, **retention),
+                    chat_template_kwargs=dict(options) or None,
+                )
+            except ValueError:  # options that say otherwise
+                if not retention:
+                    raise
+                self._by_options[key] = self._renderer(options)
         return self._by_options[key]
 
 

@@ -196,7 +196,7 @@ def _end(
 
 
 def keep(
-    connection: Connection, table: Table, new: Sequence[rows.Row], counter: str
+    connection: Connection, new: Sequence[rows.Row], *, table: Table, counter: str
 ) -> Change[None]:
     """Keep calls or spans of current attempts; those of others are counted."""
     found = states(connection, (str(row["rollout_id"]) for row in new))

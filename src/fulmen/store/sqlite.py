@@ -27,10 +27,13 @@ from fulmen.schema.records import (
 from fulmen.store import changes, reads, rows, tables
 from fulmen.store.base import Status
 from fulmen.store.watch import Watch
-from fulmen.store.writer import Change, Job, Writer
+from fulmen.store.writer import Change, Job, Keeping, Writer
 
 T = TypeVar("T")
 AttemptEnded = Callable[[str, int], None]
+
+_keep_calls = functools.partial(changes.keep, table=tables.calls, counter="refused_calls")
+_keep_spans = functools.partial(changes.keep, table=tables.spans, counter="refused_spans")
 
 
 class SqliteStore:
@@ -109,8 +112,7 @@ class SqliteStore:
 
     async def record_calls(self, calls: Sequence[Call]) -> None:
         new = [rows.call_row(call) for call in calls]
-        work = functools.partial(changes.keep, table=tables.calls, new=new, counter="refused_calls")
-        await self._writer.submit(Job(work, promised=True))
+        await self._writer.submit(Job(Keeping(_keep_calls, new), promised=True))
 
     async def supersede_calls(self, rollout_id: str, attempt: int, ids: Sequence[str]) -> None:
         work = functools.partial(
@@ -120,8 +122,7 @@ class SqliteStore:
 
     async def record_spans(self, spans: Sequence[Span]) -> None:
         new = [rows.span_row(span) for span in spans]
-        work = functools.partial(changes.keep, table=tables.spans, new=new, counter="refused_spans")
-        await self._writer.submit(Job(work, promised=True))
+        await self._writer.submit(Job(Keeping(_keep_spans, new), promised=True))
 
     async def finish(self, lease: Lease, outcome: Outcome) -> Status:
         whose = f"rollout {lease.rollout.id}, attempt {lease.attempt}"

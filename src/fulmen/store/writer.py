@@ -12,7 +12,7 @@ import copy
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -21,6 +21,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from fulmen.schema.errors import FulmenError, StoreError
+from fulmen.store.rows import Row
 
 T = TypeVar("T")
 CAPACITY = 4096
@@ -44,6 +45,17 @@ class Change(Generic[T]):
 
 
 Work = Callable[[Connection], Change[T]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Keeping:
+    """Work on rows. What neighbours in the queue do to theirs in the same way is done at once."""
+
+    way: Callable[[Connection, Sequence[Row]], Change[None]]
+    rows: Sequence[Row]
+
+    def __call__(self, connection: Connection) -> Change[None]:
+        return self.way(connection, self.rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,7 +189,12 @@ class Writer:
         self._wakes += sum(job.parks for job in batch) - sum(job.parks for job in wanted)
         try:
             with self._engine.begin() as connection:
-                done = [(job, self._attempt(connection, job)) for job in wanted]
+                done = [
+                    (job, outcome)
+                    for jobs in _together(wanted)
+                    for outcome in [self._attempt(connection, jobs)]
+                    for job in jobs
+                ]
         except Exception as error:  # the transaction is undone, and so is every job of the batch
             failure = self._in_words(error)
             if any(job.promised for job in wanted):
@@ -190,16 +207,16 @@ class Writer:
         for job, outcome in done:
             self._settle(job, outcome)
 
-    def _attempt(self, connection: Connection, job: Job[Any]) -> Change[Any] | Exception:
-        """Run one job in a savepoint; returns the reason if the job is refused."""
+    def _attempt(self, connection: Connection, jobs: Sequence[Job[Any]]) -> Change[Any] | Exception:
+        """Run one job, or several that keep rows, in a savepoint; returns why it is refused."""
         savepoint = connection.begin_nested()
         try:
-            change = job.work(connection)
+            change = _work(jobs)(connection)
         except Exception as error:
             # A failing disk spoils the whole transaction (SQLite may have undone it already),
             # a violated constraint or a refusal only the job.
             spoils = isinstance(error, DBAPIError) and not isinstance(error, IntegrityError)
-            if spoils or job.promised:
+            if spoils or jobs[0].promised:
                 raise
             savepoint.rollback()
             return error
@@ -245,6 +262,33 @@ class Writer:
             words = StoreError(f"the store could not write: {type(error).__name__}: {error}")
         words.__cause__ = error if words is not error else None
         return words
+
+
+def _work(jobs: Sequence[Job[Any]]) -> Work[Any]:
+    """That of one job, or of several that keep rows in the same way."""
+    keeping = [job.work for job in jobs if isinstance(job.work, Keeping)]
+    if len(keeping) < 2:
+        return jobs[0].work
+    return Keeping(keeping[0].way, [row for work in keeping for row in work.rows])
+
+
+def _together(jobs: Sequence[Job[Any]]) -> list[list[Job[Any]]]:
+    """The jobs in order; neighbours that keep promised rows in the same way come as one."""
+    groups: list[list[Job[Any]]] = []
+    for job in jobs:
+        last = groups[-1][0] if groups else job
+        same = (
+            job.promised
+            and last.promised
+            and isinstance(job.work, Keeping)
+            and isinstance(last.work, Keeping)
+            and job.work.way is last.work.way
+        )
+        if groups and same:
+            groups[-1].append(job)
+        else:
+            groups.append([job])
+    return groups
 
 
 def _reject(job: Job[Any], error: Exception) -> None:
