@@ -17,6 +17,7 @@ import orjson
 from fulmen.gateway.families import FAMILIES, Family, Plain, Reading
 from fulmen.gateway.form import AnswerForm
 from fulmen.gateway.splice import splice
+from fulmen.gateway.tokens import LeanTokenizer
 from fulmen.schema.errors import ModelError
 from fulmen.schema.records import JSON
 
@@ -119,7 +120,10 @@ def make_renderer(tokenizer: Any, model_type: str) -> "ChatRenderer":  # noqa: A
     known = FAMILIES.get(model_type)
     if known is not None and known.token in vocabulary:
         try:
-            return _Renderer(tokenizer, getattr(renderers, known.config), known.family)
+            lean = (
+                LeanTokenizer(tokenizer) if hasattr(tokenizer, "backend_tokenizer") else tokenizer
+            )
+            return _Renderer(lean, getattr(renderers, known.config), known.family)
         except Exception as error:  # a vocabulary that cannot be downloaded, or lacks a token
             reason = "; ".join(filter(None, (str(_refused(error)), known.family.hint)))
             raise ModelError(
