@@ -79,7 +79,7 @@ def _eval(config_file: str | None, as_json: bool, **flags: object) -> None:
 
 
 def _serve(config_file: str | None, **flags: object) -> None:
-    """Serve a model behind OpenAI's chat interface."""
+    """Serve a model behind OpenAI's and Anthropic's protocols."""
     from fulmen.launch.serve import serve
 
     loaded: Loaded[ServeConfig] = load_settings(ServeConfig, flags, config_file)
@@ -88,6 +88,8 @@ def _serve(config_file: str | None, **flags: object) -> None:
         click.echo(f"serving {loaded.config.model}")
         click.echo(f"export OPENAI_BASE_URL={url}")
         click.echo(f"export OPENAI_API_KEY={key}")
+        click.echo(f"export ANTHROPIC_BASE_URL={url.removesuffix('/v1')}")
+        click.echo(f"export ANTHROPIC_API_KEY={key}")
         click.echo("Ctrl-C ends it")
 
     try:

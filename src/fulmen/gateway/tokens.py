@@ -36,12 +36,10 @@ class LeanTokenizer:
             return self._whole.encode(text)
         return list(self._encode_short(text) if len(text) <= _SHORT else self._encode(text))
 
-    def decode(
-        self, token_ids: int | Sequence[int], *, skip_special_tokens: bool = False, **options: Any
-    ) -> str:
+    def decode(self, token_ids: int | Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Token ids to text."""
-        if self._tidies or options or isinstance(token_ids, int):
-            return self._whole.decode(token_ids, skip_special_tokens=skip_special_tokens, **options)
+        if self._tidies or isinstance(token_ids, int):
+            return self._whole.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return self._core.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def _encode(self, text: str) -> list[int]:
