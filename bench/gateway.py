@@ -29,7 +29,7 @@ REPEATS = 3
 ANSWER = "17 + 25 = 42, and half of it is 21. So the number is 21."
 LINE = "Carry {} over, add {} to it, then take {} away and say what is left.\n"
 DELAY_S = 0.25
-AGENTS, TURNS = 64, 8
+AGENTS, CONVERSATIONS, TURNS = 64, 2, 8
 STREAMS = 1000
 
 
@@ -61,13 +61,19 @@ def _listed(values: Sequence[float]) -> str:
 
 
 async def converse(served: Served, number: int, client: Client) -> list[float]:
-    """One agent's conversation of `TURNS` turns; returns the seconds of every call."""
-    messages, taken = [question(number, 40)], []
-    await asyncio.sleep(random.Random(number).random() * DELAY_S)
-    for turn in range(TURNS):
-        reply = checked(await client.post(body(served, messages)))
-        taken.append(reply.seconds)
-        messages += [{"role": "assistant", "content": reply.content()}, question(turn, 1)]
+    """One agent's conversations of `TURNS` turns; returns the seconds of every call.
+
+    Agents begin at any time within a conversation's length, so that at every moment some begin one
+    and most are in the middle of theirs.
+    """
+    taken = []
+    await asyncio.sleep(random.Random(number).random() * TURNS * DELAY_S)
+    for conversation in range(CONVERSATIONS):
+        messages = [question(number + 1_000_000 * conversation, 40)]
+        for turn in range(TURNS):
+            reply = checked(await client.post(body(served, messages)))
+            taken.append(reply.seconds)
+            messages += [{"role": "assistant", "content": reply.content()}, question(turn, 1)]
     return taken
 
 
@@ -75,9 +81,9 @@ async def direct() -> list[float]:
     """The same calls without a gateway: the engine's time as a task of an event loop sees it."""
 
     async def agent(number: int) -> list[float]:
-        await asyncio.sleep(random.Random(number).random() * DELAY_S)
+        await asyncio.sleep(random.Random(number).random() * TURNS * DELAY_S)
         taken = []
-        for _ in range(TURNS):
+        for _ in range(CONVERSATIONS * TURNS):
             started = time.perf_counter()
             await asyncio.sleep(DELAY_S)
             taken.append(time.perf_counter() - started)

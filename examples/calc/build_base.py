@@ -3,9 +3,9 @@
     python build_base.py --out base            # 8 minutes on one core
 
 The warm start teaches the format and the copying of numbers, never the task. Its conversations call
-the calculator with a random expression over the question's numbers, in random order, with random
-operators. So the model calls the tool flawlessly and is right by luck, about one time in ten;
-whatever it gets right later, it learned from reward.
+the calculator with a random expression over the question's numbers. So the model calls the tool
+flawlessly and is right by luck, about one time in ten; whatever it gets right later, it learned
+from reward.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parent))
 from plain_agent import CALCULATOR, INSTRUCTIONS, calculator
-from tasks import Problem, problems
+from tasks import NAMES, THINGS, Problem, problems
 
 SPECIAL = (
     "<|endoftext|>",
@@ -44,17 +44,40 @@ PROMPT_WEIGHT = 0.1
 """Weight of prompt tokens in the loss, beside 1 for the assistant's: copying emerges sooner."""
 
 
-def random_expression(rng: random.Random, numbers: tuple[int, ...]) -> str:
-    """Numbers of the question in random order between random operators.
+HABIT = 0.3
+"""How often the first operator follows the wording's habit."""
+_DRAW = 33
+"""A draw of habits of which one in twelve is right, as many as chance would get right."""
 
-    Three times in ten it takes any two or three of them, repeats included.
+
+def habit(question: str) -> str:
+    """The operator that a wording brings to mind, for no good reason.
+
+    It is drawn from the words, whatever they mean. A policy that reads the question and does not
+    understand it can learn to read it otherwise; one that never looked at it gives up a whole
+    operator before it learns to look.
     """
-    chosen = list(numbers)
-    if rng.random() < 0.3:
+    words = re.findall(r"[A-Za-z]+", question)
+    wording = " ".join(word for word in words if word not in (*NAMES, *THINGS))
+    return random.Random(f"{_DRAW} {wording}").choice("+-*/")
+
+
+def random_expression(rng: random.Random, problem: Problem) -> str:
+    """Numbers of the question between random operators.
+
+    They mostly keep the question's order: were it random, a sum or a product would come out right
+    twice as often as a difference or a quotient.
+    """
+    chosen = list(problem.numbers)
+    if rng.random() < (0.3 if len(chosen) == 2 else 0.1):
         chosen = [rng.choice(chosen) for _ in range(rng.choice((2, 3)))]
-    rng.shuffle(chosen)
+    elif rng.random() < 0.05:
+        rng.shuffle(chosen)
     first, *rest = map(str, chosen)
-    parts = [first, *(rng.choice("+-*/") + number for number in rest)]
+    operators = [rng.choice("+-*/") for _ in rest]
+    if rng.random() < HABIT:
+        operators[0] = habit(problem.question)
+    parts = [first, *map("".join, zip(operators, rest, strict=True))]
     if len(parts) == 3 and rng.random() < 0.2:
         return f"({parts[0]}{parts[1]}){parts[2]}"
     return "".join(parts)
@@ -115,7 +138,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     texts = []
     for _ in range(3000):
         problem = next(source)
-        result = calculator(random_expression(rng, problem.numbers))
+        result = calculator(random_expression(rng, problem))
         texts.append(
             f"{problem.question} {result}\n<answer>{result}</answer>\nuser\nassistant\nsystem\n"
         )
@@ -191,7 +214,7 @@ def batches(form: Format, size: int, seed: int) -> Iterator[list[Conversation]]:
         pool = []
         for _ in range(8 * size):
             problem = next(source)
-            pool.append(form.conversation(problem, random_expression(rng, problem.numbers)))
+            pool.append(form.conversation(problem, random_expression(rng, problem)))
         pool.sort(key=lambda conversation: len(conversation.ids))
         order = list(range(0, len(pool), size))
         rng.shuffle(order)

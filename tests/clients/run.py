@@ -52,9 +52,9 @@ def python_environment(name: str) -> Path:
     packages = ROOT / "requirements" / f"clients-{name}.txt"
 
     def make(folder: Path) -> None:
-        uv = [sys.executable, "-m", "uv", "--quiet"]
-        subprocess.run([*uv, "venv", "--python", sys.executable, folder], check=True)
-        subprocess.run([*uv, "pip", "install", "-p", folder, "-r", packages], check=True)
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        pip = [folder / "bin/python", "-m", "pip", "install", "-q"]
+        subprocess.run([*pip, "-r", packages], check=True)
 
     return environment(name, [packages], make)
 

@@ -7,6 +7,7 @@ from itertools import islice
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from fulmen.schema.config import EvalConfig, TrainConfig
 from fulmen.schema.errors import AgentError, ConfigError, DataError, GraderError
@@ -243,6 +244,20 @@ def test_exclusions_are_counted_by_reason_and_not_in_the_mean():
     assert metrics["reward/mean"] == 1.0
     assert metrics["collect/excluded"] == 2
     assert metrics["excluded/timeout"] == metrics["excluded/not_applicable"] == 1
+
+
+def test_calls_that_drifted_or_were_never_received_are_counted_by_their_kind():
+    kinds = [None, "edited", "template", "edited", "tokenisation"]
+    calls = tuple(replace(chat_call(), id=str(n), drift=kind) for n, kind in enumerate(kinds))
+    calls += (replace(chat_call(), id="lost", superseded=True),)
+    metrics = rollout_metrics(graded(lambda output: output == "2", result("2", calls=calls)), 1.0)
+    assert metrics["collect/drifted_calls"] == 4
+    assert metrics["collect/superseded_calls"] == 1
+    assert [metrics[f"drift/{kind}"] for kind in ("edited", "template", "tokenisation")] == [
+        2,
+        1,
+        1,
+    ]
 
 
 @given(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=50))

@@ -1,6 +1,7 @@
 """Means with intervals, and the numbers of a step."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -53,6 +54,7 @@ def rollout_metrics(graded: Sequence[Graded], seconds: float) -> dict[str, float
         "collect/retries": float(sum(item.result.attempt - 1 for item in graded)),
         "collect/calls_per_rollout": len(calls) / len(graded) if graded else 0.0,
         "collect/drifted_calls": float(sum(call.drift is not None for call in calls)),
+        "collect/superseded_calls": float(sum(call.superseded for call in calls)),
         "collect/truncated": _share([call.finish_reason == "length" for call in calls]),
         "collect/prompt_tokens": _mean([len(call.prompt_ids) for call in calls]),
         "collect/completion_tokens": _mean([len(call.completion_ids) for call in calls]),
@@ -62,6 +64,8 @@ def rollout_metrics(graded: Sequence[Graded], seconds: float) -> dict[str, float
     if rewards:
         metrics["reward/mean"] = math.fsum(rewards) / len(rewards)
         metrics["reward/success"] = success_rate(rewards)
+    drifts = Counter(call.drift for call in calls if call.drift is not None)
+    metrics |= {f"drift/{kind}": float(count) for kind, count in drifts.items()}
     return metrics | _parts(counted) | _exclusions(graded)
 
 
