@@ -11,6 +11,7 @@ from fulmen.engine.pytorch.engine import LocalEngine
 from fulmen.gateway.dialects import DEEPSEEK, GLM, HARMONY, LLAMA3, PLAIN, QWEN
 from fulmen.gateway.errors import RequestRefused
 from fulmen.gateway.form import AnswerForm, ForcedCall, JsonOutput
+from fulmen.schema.errors import GrammarError
 from gateways import Face
 
 SCHEMA = {
@@ -219,10 +220,12 @@ FAMILIES = {
         GLM,
         "\n<tool_call>paint\n<arg_key>colour</arg_key>\n<arg_value>red</arg_value>\n"
         "<arg_key>count</arg_key>\n<arg_value>7</arg_value>\n</tool_call>",
-        "<think>hm</think>",
+        "\n<think>hm</think>",
         "\n",
     ),
 }
+THINKS = ("glm",)
+"""Families whose answers must begin with reasoning."""
 ARGUMENTS = '{"colour": "red", "count": 7}'
 
 
@@ -260,10 +263,10 @@ def test_each_family_s_own_spelling_of_a_call_is_what_is_forced(family):
     dialect, call, reasons, text = FAMILIES[family]
     fast, form, _ = spelled(dialect, call, reasons, text)
     grammar = form.grammar(ForcedCall(("paint",)), TOOLS, ())
-    right = call.replace("@", ARGUMENTS)
+    right = reasons + call.replace("@", ARGUMENTS)
     assert accepts(fast, grammar, right)
-    assert accepts(fast, grammar, reasons + right)
-    assert not accepts(fast, grammar, text + "hello")
+    assert accepts(fast, grammar, right.removeprefix(reasons)) is (family not in THINKS)
+    assert not accepts(fast, grammar, reasons + text + "hello")
     assert not accepts(fast, grammar, right.replace("paint", "count"))
     assert not accepts(fast, grammar, right.replace("7", '"7"'))
 
@@ -282,9 +285,9 @@ def test_strict_tools_leave_text_free_and_hold_calls_to_their_schema(family):
     dialect, call, reasons, text = FAMILIES[family]
     fast, form, _ = spelled(dialect, call, reasons, text)
     grammar = form.grammar(None, TOOLS, ())
-    assert accepts(fast, grammar, text + "well, hello")
-    assert accepts(fast, grammar, call.replace("@", ARGUMENTS))
-    assert not accepts(fast, grammar, call.replace("@", "{}").replace(">7<", ">x<"))
+    assert accepts(fast, grammar, reasons + text + "well, hello")
+    assert accepts(fast, grammar, reasons + call.replace("@", ARGUMENTS))
+    assert not accepts(fast, grammar, reasons + call.replace("@", "{}").replace(">7<", ">x<"))
 
 
 @pytest.mark.parametrize("family", ["qwen", "deepseek", "glm"])
@@ -296,8 +299,8 @@ def test_two_calls_are_allowed_unless_the_client_wants_one(family):
         two = one.replace("<｜tool▁calls▁end｜>", "\n") + one.replace("<｜tool▁calls▁begin｜>", "")
     else:
         two = one + "\n" + one.lstrip("\n")
-    assert accepts(fast, form.grammar(ForcedCall(("paint",)), TOOLS, ()), two)
-    assert not accepts(fast, form.grammar(None, TOOLS, (), parallel=False), two)
+    assert accepts(fast, form.grammar(ForcedCall(("paint",)), TOOLS, ()), reasons + two)
+    assert not accepts(fast, form.grammar(None, TOOLS, (), parallel=False), reasons + two)
 
 
 def test_reasoning_that_the_prompt_has_opened_must_be_closed_and_a_closed_one_is_over():
@@ -326,7 +329,7 @@ def test_text_between_tags_takes_enums_options_and_unknown_arguments():
     tool = {"function": {"name": "f", "parameters": schema, "strict": True}}
     grammar = form.grammar(ForcedCall(("f",)), [tool], ())
     pair = "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n".format
-    call = "\n<tool_call>f\n{}</tool_call>".format
+    call = "\n<think>hm</think>\n<tool_call>f\n{}</tool_call>".format
     assert accepts(fast, grammar, call(pair("a", "x")))
     assert accepts(fast, grammar, call(pair("a", "y") + pair("b", "free")))
     assert not accepts(fast, grammar, call(pair("a", "z")))
@@ -334,3 +337,137 @@ def test_text_between_tags_takes_enums_options_and_unknown_arguments():
     anything = {"function": {"name": "f", "parameters": schema}}
     grammar = form.grammar(ForcedCall(("f",)), [anything], ())
     assert accepts(fast, grammar, call(pair("q", "1")))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tools_that_are_in_the_prompt_and_withheld_cannot_be_called(family):
+    dialect, call, reasons, text = FAMILIES[family]
+    fast, form, _ = spelled(dialect, call, reasons, text)
+    grammar = form.grammar(None, (), (), withheld=True)
+    assert accepts(fast, grammar, reasons + text + "well, hello")
+    assert not accepts(fast, grammar, reasons + call.replace("@", ARGUMENTS))
+
+
+def test_bare_calls_and_json_answers_cannot_be_asked_for_at_once():
+    dialect, call, reasons, text = FAMILIES["llama"]
+    _, form, _ = spelled(dialect, call, reasons, text)
+    with pytest.raises(RequestRefused, match="not both"):
+        form.grammar(JsonOutput(SCHEMA), TOOLS, ())
+
+
+@pytest.mark.parametrize("space", ["", " ", "\n", "\t", "\r", "\u00a0"])
+def test_white_space_before_a_bare_call_does_not_make_it_text(space):
+    dialect, call, reasons, text = FAMILIES["llama"]
+    fast, form, _ = spelled(dialect, call, reasons, text)
+    wrong = space + call.replace("@", '{"zzz": 1}')
+    assert not accepts(fast, form.grammar(None, TOOLS, ()), wrong)
+
+
+def strict(schema):
+    return [{"function": {"name": "f", "parameters": schema, "strict": True}}]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/A", "$defs": {"A": {"type": "object"}}},
+        {"anyOf": [{"type": "object"}]},
+        {"properties": {"a": {"type": "string", "pattern": "x+"}}},
+        {"properties": {"a": {"type": "string", "format": "date"}}},
+    ],
+)
+def test_what_tagged_arguments_cannot_be_held_to_is_refused(schema):
+    dialect, call, reasons, text = FAMILIES["glm"]
+    _, form, _ = spelled(dialect, call, reasons, text)
+    with pytest.raises(GrammarError, match="cannot be held"):
+        form.grammar(ForcedCall(("f",)), strict(schema), ())
+
+
+def test_tagged_arguments_are_held_to_lengths_constants_references_and_emptiness():
+    dialect, spelling, reasons, text = FAMILIES["glm"]
+    fast, form, _ = spelled(dialect, spelling, reasons, text)
+    pair = "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n".format
+    call = "\n<think></think>\n<tool_call>f\n{}</tool_call>".format
+
+    def passes(schema, arguments):
+        grammar = form.grammar(ForcedCall(("f",)), strict(schema), ())
+        return accepts(fast, grammar, call(arguments))
+
+    short = {"properties": {"a": {"type": "string", "maxLength": 2}}, "required": ["a"]}
+    assert passes(short, pair("a", "xy"))
+    assert not passes(short, pair("a", "xyz"))
+    fixed = {"properties": {"a": {"type": "string", "const": "x"}}, "required": ["a"]}
+    assert passes(fixed, pair("a", "x"))
+    assert not passes(fixed, pair("a", "y"))
+    colour = {
+        "properties": {"a": {"$ref": "#/$defs/C"}},
+        "required": ["a"],
+        "$defs": {"C": {"enum": ["red"], "type": "string"}},
+    }
+    assert passes(colour, pair("a", '"red"'))
+    assert not passes(colour, pair("a", '"blue"'))
+    nothing = {"properties": {}, "additionalProperties": False}
+    assert passes(nothing, "")
+    assert not passes(nothing, pair("rm", "all"))
+
+
+async def test_a_tool_choice_of_none_keeps_the_conversation_and_forbids_the_call(face):
+    tools = [{"type": "function", "function": function("paint", strict=False)}]
+    one = await face.ask(
+        "/chat/completions", messages=QUESTION, tools=tools, tool_choice="none", max_tokens=30
+    )
+    message = one["choices"][0]["message"]
+    assert not message.get("tool_calls")
+    if one["choices"][0]["finish_reason"] == "stop":
+        more = [*QUESTION, message, *QUESTION]
+        await face.ask("/chat/completions", messages=more, tools=tools, max_tokens=5)
+        assert face.calls[1].parent == face.calls[0].id
+
+
+async def test_a_tool_choice_of_none_renders_the_tools_all_the_same(tokenizer):
+    plain = Face(tokenizer, "hello", "more")
+    tools = [{"type": "function", "function": function("paint", strict=False)}]
+    await plain.ask("/chat/completions", messages=QUESTION, tools=tools, tool_choice="none")
+    more = [*QUESTION, {"role": "assistant", "content": "hello"}, *QUESTION]
+    await plain.ask("/chat/completions", messages=more, tools=tools)
+    first, second = plain.calls
+    assert "paint" in tokenizer.decode(first.prompt_ids)
+    assert "FREE" in first.grammar
+    assert second.parent == first.id
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"tools": TOOLS + TOOLS[:1]}, "two of the name"),
+        ({"tools": [{"type": "function", "function": {"name": 'a"b'}}]}, "without spaces"),
+        (
+            {
+                "tools": TOOLS,
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "required", "tools": []},
+                },
+            },
+            "allows no tool",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": [1]}}},
+            "response_format",
+        ),
+        ({"modalities": ["text", "audio"]}, "audio"),
+    ],
+)
+async def test_forms_that_make_no_sense_are_refused_in_words(tokenizer, body, words):
+    response = await Face(tokenizer).post("/chat/completions", messages=QUESTION, **body)
+    assert response.status_code == 400
+    assert words in response.json()["error"]["message"]
+
+
+async def test_a_schema_too_deep_to_be_written_is_refused(face):
+    schema: dict = {"type": "string"}
+    for _ in range(400):
+        schema = {"type": "array", "items": schema}
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    response = await face.post("/chat/completions", messages=QUESTION, response_format=form)
+    assert response.status_code in (200, 400)

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from fulmen.engine.base import GenerateRequest
-from fulmen.engine.grammar import GrammarCompiler
+from fulmen.engine.grammar import GrammarCompiler, Matcher
 from fulmen.engine.pytorch.engine import LocalEngine
+from fulmen.engine.pytorch.masks import FORBIDDEN
+from fulmen.engine.pytorch.sampling import choose
 from fulmen.learner.batch import pack
 from fulmen.learner.learner import Learner, LossConfig
 from fulmen.learner.logprobs import score
@@ -271,3 +273,31 @@ def credited(grammar, ids, logprobs, temperature=1.0, rollout="r"):
             grammar=grammar,
         ),
     )
+
+
+def test_a_random_number_that_rounds_up_to_one_takes_the_last_token_that_is_possible():
+    logits = torch.tensor([[0.0, 1.0, FORBIDDEN, FORBIDDEN], [0.0, 0.0, 0.0, -50.0]])
+    top = torch.tensor([1.0, 0.5])
+    for almost in (1.0 - 2.0**-53, 1.0):
+        drawn = torch.tensor([almost, almost], dtype=torch.float64)
+        choice = choose(logits, torch.ones(2), top, drawn)
+        assert choice.ids[0] == 1
+        assert choice.ids[1] < 3
+        assert choice.logprobs.isfinite().all()
+
+
+async def test_a_token_against_the_grammar_ends_its_own_request_only(compiler, model, monkeypatch):
+    def wrong(self, token):
+        raise GrammarError("made up")
+
+    async with serving(model, compiler) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(Matcher, "advance", wrong)
+            with pytest.raises(GrammarError, match="made up"):
+                await sample(engine, TWO_DIGITS)
+        assert (await sample(engine, TWO_DIGITS))[2] == "stop"
+
+
+def test_a_tokenizer_with_more_tokens_than_there_are_logits_is_cut(tokenizer):
+    compiler = GrammarCompiler(tokenizer, 440, frozenset({STOP}))
+    assert max(allowed(compiler.start("start: /(?s:.*)/").mask())) < 440

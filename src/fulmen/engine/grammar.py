@@ -34,7 +34,8 @@ class GrammarCompiler:
         """`vocab_size` is that of the logits, padding included; one of `stop_ids` must follow a
         text that the grammar accepts."""
         self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
+        self._size = max(vocab_size, len(tokenizer))
+        """Tokens that there are names or logits for."""
         self._stop_ids = sorted(stop_ids)
         words = -(-vocab_size // 32)
         self._known = _bits(range(min(len(tokenizer), vocab_size)), words)
@@ -51,7 +52,8 @@ class GrammarCompiler:
                 none that llguidance can read.
         """
         with self._compiling:
-            return Matcher(self._compile(grammar).deep_copy(), self._known, self._stops)
+            compiled = self._compile(grammar).deep_copy()
+            return Matcher(compiled, self._size, self._known, self._stops)
 
     def masks(self, grammar: str, completion: Sequence[int]) -> Iterator[Mask]:
         """What was allowed at each token of a completion.
@@ -69,9 +71,8 @@ class GrammarCompiler:
         """Made when first needed: a large vocabulary takes a second."""
         from llguidance.hf import from_tokenizer
 
-        size = max(self._vocab_size, len(self._tokenizer))
         try:
-            return from_tokenizer(self._tokenizer, n_vocab=size, eos_token=self._stop_ids)
+            return from_tokenizer(self._tokenizer, n_vocab=self._size, eos_token=self._stop_ids)
         except Exception as error:  # llguidance raises whatever its bindings make of a Rust error
             reason = _reason(str(error)) or type(error).__name__
             raise GrammarError(f"this tokenizer allows no grammars ({reason})") from None
@@ -94,8 +95,9 @@ class GrammarCompiler:
 class Matcher:
     """How far a completion has come in its grammar."""
 
-    def __init__(self, matcher: Any, known: Mask, stops: Mask) -> None:  # noqa: ANN401
+    def __init__(self, matcher: Any, size: int, known: Mask, stops: Mask) -> None:  # noqa: ANN401
         self._matcher = matcher
+        self._size = size
         self._known = known
         self._stops = stops
         self.ended = False
@@ -111,9 +113,9 @@ class Matcher:
 
         if self._matcher.is_stopped():
             return self._stops
-        mask = np.zeros((1, len(self._known)), dtype=np.int32)
+        mask = np.zeros((1, -(-self._size // 32)), dtype=np.int32)
         fill_next_token_bitmask(self._matcher, mask, 0)
-        allowed = mask[0] & self._known
+        allowed = mask[0, : len(self._known)] & self._known
         if self._matcher.is_error() or not allowed.any():
             reason = _reason(self._matcher.get_error()) or "no token can follow"
             raise GrammarError(f"the grammar cannot be followed ({reason})")

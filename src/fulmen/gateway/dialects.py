@@ -6,48 +6,64 @@ Facts from the families' chat templates, as the `renderers` package parses them.
 import json
 
 from fulmen.gateway.form import Dialect, Schema, Spell, json_value
+from fulmen.schema.errors import GrammarError
 from fulmen.schema.records import JSON
+
+_ENFORCED = {"type", "enum", "const", "minLength", "maxLength", "description", "title", "default"}
+"""What can be said of a text between tags."""
+_TAG_CHARACTER = "[^<]"
+"""The format has no escape: a text cannot hold the beginning of a tag."""
 
 
 def tagged_arguments(rule: str, schema: Schema, spell: Spell) -> list[str]:
     """Arguments as pairs of keys and values between tags: text as it is, anything else as JSON.
+
+    Raises:
+        GrammarError: the schema is more than a list of properties, or asks more of a text than can
+            be kept to.
 
     >>> schema = {"properties": {"n": {"type": "string"}}, "required": ["n"]}
     >>> for line in tagged_arguments("args", schema, repr): print(line)
     args: ('<arg_key>n</arg_key>\\n<arg_value>' args_0 '</arg_value>\\n')
     args_0: /[^<]*/
     """
+    others = {"$ref", "anyOf", "oneOf", "allOf", "patternProperties"} & schema.keys()
+    if others:
+        raise GrammarError(f"arguments with {min(others)} cannot be held to their schema here")
     properties: Schema = schema.get("properties") or {}
     if not properties:
-        pair = [
-            spell("<arg_key>"),
-            f"{rule}_text",
-            spell("</arg_key>\n<arg_value>"),
-            f"{rule}_text",
-            spell("</arg_value>\n"),
-        ]
-        return [f"{rule}: ({' '.join(pair)})*", f"{rule}_text: {_TAG_TEXT}"]
-    rules, pairs = [], []
+        if schema.get("additionalProperties") is False:
+            return [f'{rule}: ""']
+        key, value = f"{rule}_key", f"{rule}_value"
+        marks = map(spell, ("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"))
+        before, between, behind = marks
+        pair = f"{before} {key} {between} {value} {behind}"
+        text = f"/{_TAG_CHARACTER}*/"
+        return [f"{rule}: ({pair})*", f"{key}: {text}", f"{value}: {text}"]
+    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     required = schema.get("required") or []
+    rules, pairs = [], []
     for place, (name, value) in enumerate(properties.items()):
         part = f"{rule}_{place}"
         opening = spell(f"<arg_key>{name}</arg_key>\n<arg_value>")
         pair = f"({opening} {part} {spell('</arg_value>' + chr(10))})"
         pairs.append(pair if name in required else pair + "?")
-        rules.append(f"{part}: {_tagged_value(value)}")
+        rules.append(f"{part}: {_tagged_value(name, value, shared)}")
     return [f"{rule}: {' '.join(pairs)}", *rules]
 
 
-_TAG_TEXT = r"/[^<]*/"
-"""Text between tags. The format has no escape: a value cannot hold the beginning of a tag."""
-
-
-def _tagged_value(schema: JSON) -> str:
+def _tagged_value(name: str, schema: JSON, shared: Schema) -> str:
     if not isinstance(schema, dict) or schema.get("type") != "string":
-        return json_value(schema if isinstance(schema, dict) else {})
-    if choices := schema.get("enum"):
-        return " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
-    return _TAG_TEXT
+        return json_value({**(schema if isinstance(schema, dict) else {}), **shared})
+    other = schema.keys() - _ENFORCED
+    if other:
+        raise GrammarError(f"the argument {name!r} cannot be held to its {min(other)} here")
+    choices = [schema["const"]] if "const" in schema else schema.get("enum")
+    if choices:
+        return " | ".join(json.dumps(str(choice), ensure_ascii=False) for choice in choices)
+    least, most = schema.get("minLength") or 0, schema.get("maxLength")
+    count = "*" if not least and most is None else f"{{{least},{'' if most is None else most}}}"
+    return f"/{_TAG_CHARACTER}{count}/"
 
 
 QWEN = Dialect(
@@ -59,7 +75,8 @@ QWEN = Dialect(
 LLAMA3 = Dialect(
     call=('{"name": "', '", "parameters": ', "}"),
     mixed=False,
-    call_opening=r"[ \n]*\{(?s:.*)",
+    bare=True,
+    call_opening=r"\s*\{(?s:.*)",
 )
 HARMONY = Dialect(
     call=(
@@ -86,7 +103,8 @@ GLM = Dialect(
     between="\n",
     around=("\n", ""),
     text="\n",
-    reasoning=("<think>", "</think>"),
+    reasoning=("\n<think>", "</think>"),
+    thinks=True,
     call_opening=r"(?s:.*)<tool_call>(?s:.*)",
     arguments=tagged_arguments,
 )

@@ -162,7 +162,7 @@ class Exchange:
         request, completion, renderer = self.request, choice.completion, self._policy.renderer
         reading = None
         if not request.prompts:
-            reading = renderer.reading(choice.prompt.ids, request.tools)
+            reading = renderer.reading(choice.prompt.ids, request.callable_tools)
         text = TextStream(renderer, request.stop, reading)
         watched = request.stream or bool(request.stop)
         wanted = GenerateRequest(
@@ -213,7 +213,7 @@ class Exchange:
         if self.request.prompts:
             text = renderer.decode(completion.ids)
             return Answer(text if completion.stopped_at is None else _before(text, completion))
-        answer = renderer.parse(choice.prompt.ids, completion.ids, self.request.tools)
+        answer = renderer.parse(choice.prompt.ids, completion.ids, self.request.callable_tools)
         if completion.stopped_at is None:
             return answer
         return Answer(_before(answer.content, completion).rstrip(), answer.reasoning)
@@ -284,13 +284,17 @@ class Exchange:
         request = self.request
         if request.prompts:
             return ""
-        grammar = self._policy.renderer.form.grammar(
-            request.output, request.tools, self.prompts[0].ids, parallel=request.parallel_calls
-        )
         try:
+            grammar = self._policy.renderer.form.grammar(
+                request.output,
+                request.callable_tools,
+                self.prompts[0].ids,
+                parallel=request.parallel_calls,
+                withheld=len(request.callable_tools) < len(request.tools),
+            )
             if grammar:
                 self._policy.engine.check_grammar(grammar)
-        except GrammarError as error:
+        except (GrammarError, RecursionError) as error:
             raise RequestRefused(f"the answer cannot be held to its form: {error}") from None
         return grammar
 

@@ -66,10 +66,15 @@ class Dialect:
     """What stands before and behind reasoning."""
     mixed: bool = True
     """Whether calls may follow text."""
+    bare: bool = False
+    """Calls are JSON with nothing around it, from which a JSON answer cannot be told."""
+    thinks: bool = False
+    """Whether reasoning must come first: without it the answer would be read as reasoning."""
     call_opening: str = ""
     """Pattern that free text must not match: it would be read as a call."""
     arguments: Callable[[str, Schema, Spell], list[str]] = json_arguments
-    """The rule of this name for arguments of this schema, and those that it needs."""
+    """The rule of this name for arguments of this schema, and those that it needs. Raises
+    GrammarError if the format cannot be held to the schema."""
 
 
 class AnswerForm:
@@ -89,15 +94,32 @@ class AnswerForm:
         prompt: Sequence[int],
         *,
         parallel: bool = True,
+        withheld: bool = False,
     ) -> str:
         """The grammar of an answer that goes on from `prompt`; empty if it may be anything.
 
+        Args:
+            output: what is asked for.
+            tools: those that may be called.
+            prompt: its end decides whether the model is reasoning.
+            parallel: whether several may be called.
+            withheld: the prompt names tools that may not be called.
+
         Raises:
             RequestRefused: this model has no form for what is asked.
+            GrammarError: a schema cannot be kept to in this model's format.
         """
         single = bool(tools) and not parallel and self._dialect.between is not None
-        if output is None and not single and not any(_function(t).get("strict") for t in tools):
+        strict = any(_function(tool).get("strict") for tool in tools)
+        held = strict or single or (withheld and self._dialect.call is not None)
+        if output is None and not held:
             return ""
+        if isinstance(output, JsonOutput) and tools and self._dialect.bare:
+            raise RequestRefused(
+                "this model's format cannot tell a JSON answer from a call: give tools or a form, "
+                "not both",
+                param="tools",
+            )
         answers = list(self._answers(output, tools))
         rules = [f"start: {self._reasoning(prompt)} ({' | '.join(answers)})"]
         if "calls" in " ".join(answers):
@@ -150,7 +172,7 @@ class AnswerForm:
         yield "call: " + " | ".join(f"call_{place}" for place in range(len(allowed)))
         before, middle, behind = map(self._spelled, dialect.call)
         for place, function in enumerate(allowed):
-            name = _quoted(json.dumps(function["name"], ensure_ascii=False)[1:-1])
+            name = _quoted(function["name"])
             strict = function.get("strict")
             schema = (function.get("parameters") or _ANY_OBJECT) if strict else _ANY_OBJECT
             yield f"call_{place}: {before} {name} {middle} args_{place} {behind}"
@@ -176,7 +198,8 @@ class AnswerForm:
             return f"REASONS {self._spelled(closing)}"
         if last in closes[:1]:
             return ""
-        return f"({self._spelled(opening)} REASONS {self._spelled(closing)})?"
+        least = "" if self._dialect.thinks else "?"
+        return f"({self._spelled(opening)} REASONS {self._spelled(closing)}){least}"
 
     def _spelled(self, text: str) -> str:
         """A text as an expression: structural tokens by number, the rest quoted."""

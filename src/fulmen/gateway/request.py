@@ -22,6 +22,8 @@ class ModelRequest:
     """Raw prompts, text or token ids, instead of messages."""
     tools: list[dict[str, JSON]] = field(default_factory=list)
     """Functions in the form of chat completions."""
+    callable: tuple[str, ...] | None = None
+    """Names of the tools that may be called; None: all."""
     output: JsonOutput | ForcedCall | None = None
     """What the answer must look like; None: anything."""
     parallel_calls: bool = True
@@ -37,3 +39,10 @@ class ModelRequest:
     top_logprobs: int = 0
     stream: bool = False
     template_options: Mapping[str, JSON] = field(default_factory=dict)
+
+    @property
+    def callable_tools(self) -> list[dict[str, JSON]]:
+        """The tools that may be called; the others are in the prompt all the same."""
+        if self.callable is None:
+            return self.tools
+        return [tool for tool in self.tools if tool["function"]["name"] in self.callable]

@@ -26,7 +26,8 @@ class LeanTokenizer:
         self._encode_short = functools.lru_cache(_MOST_TEXTS)(self._encode)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        if name == "__call__":  # what the renderers take for a wish to see offsets
+        # A tokenizer that can be called is one that the renderers ask for offsets.
+        if name == "__call__" or "_whole" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self._whole, name)
 

@@ -21,7 +21,7 @@ from fulmen.schema.errors import ConfigError
 class _Entry(Settings):
     """One model's table."""
 
-    base_url: str = Field(pattern=r"^https?://")
+    base_url: str = Field(pattern=r"^https?://[^/]")
     """With `/v1`, where its paths have one."""
     model: str | None = None
     """Its name there."""

@@ -242,18 +242,15 @@ class LocalEngine:
         version = self._version
         finished: list[Sequence] = []
         for place, sequence in enumerate(sequences):
-            if sequence.failure is not None:
-                finished.append(sequence)
-                deliveries.add(sequence, [sequence.failure])
-                continue
             wanted = sequence.request.top_logprobs
             top = sampled.top[place][:wanted] if sampled.top and wanted else None
             finish: FinishReason | None = sequence.append(
                 sampled.ids[place], sampled.logprobs[place], version, top
             )
-            if finish is not None:
+            if finish is not None or sequence.failure is not None:
                 finished.append(sequence)
-            deliveries.add(sequence, sequence.take(finish))
+            failed = sequence.failure
+            deliveries.add(sequence, sequence.take(finish) if failed is None else [failed])
         for sequence in finished:
             self._batch.remove(sequence)
 

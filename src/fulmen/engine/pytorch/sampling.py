@@ -67,9 +67,9 @@ def choose(logits: Tensor, temperatures: Tensor, top_ps: Tensor, uniform: Tensor
         probabilities = _nucleus(probabilities, top_ps)
     cumulative = probabilities.cumsum(-1)
     total = cumulative[:, -1]
-    sampled = torch.searchsorted(cumulative, (uniform.to(total) * total)[:, None], right=True)
     # Rounding can put the number at the total; the last token with any probability is meant.
-    sampled = sampled.squeeze(1).clamp_(max=logits.shape[-1] - 1)
+    drawn = torch.minimum(uniform.to(total) * total, total.nextafter(torch.zeros_like(total)))
+    sampled = torch.searchsorted(cumulative, drawn[:, None], right=True).squeeze(1)
     ids = torch.where(greedy, table.argmax(-1), sampled)
     logprobs = table.gather(1, ids[:, None]).squeeze(1)
     return Choice(ids, torch.where(greedy, logprobs, logprobs - total.log()), table)

@@ -56,10 +56,18 @@ class Sequence:
     def append(
         self, token: int, logprob: float, version: int, top: tuple[tuple[int, float], ...] | None
     ) -> FinishReason | None:
-        """Add a sampled token; says whether and why it was the last."""
+        """Add a sampled token; says whether and why it was the last.
+
+        Nothing is added to a sequence that cannot go on.
+        """
+        try:
+            if self.matcher is not None and self.failure is None:
+                self.matcher.advance(token)
+        except GrammarError as error:
+            self.failure = error
+        if self.failure is not None:
+            return None
         self.ids.append(token)
-        if self.matcher is not None:
-            self.matcher.advance(token)
         self._fresh.append((token, logprob, version))
         if top is not None:
             self._top.append(top)

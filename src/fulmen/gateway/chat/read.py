@@ -8,7 +8,13 @@ from fulmen.gateway.fields import Body
 from fulmen.gateway.form import ForcedCall, JsonOutput
 from fulmen.gateway.render import Message
 from fulmen.gateway.request import ModelRequest
-from fulmen.gateway.tools import callable_tools, check_function, forced_call, tool_name
+from fulmen.gateway.tools import (
+    callable_names,
+    check_function,
+    check_names,
+    forced_call,
+    tool_name,
+)
 from fulmen.schema.records import JSON
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -24,6 +30,8 @@ def read_request(body: JSON) -> ModelRequest:
     body = fields.body_object(body)
     fields.refuse(body, "functions", "function_call", "audio", "web_search_options")
     fields.refuse(body, *fields.OTHER_SAMPLING)
+    if "audio" in fields.listing(body, "modalities"):
+        raise RequestRefused("modalities: audio is not supported", param="modalities")
     tools = _tools(body)
     maximum = fields.integer(body, "max_completion_tokens", low=1)
     if maximum is None:
@@ -34,7 +42,8 @@ def read_request(body: JSON) -> ModelRequest:
         body=body,
         model=fields.required_string(body, "model"),
         messages=_messages(body),
-        tools=callable_tools(tools, body.get("tool_choice")),
+        tools=tools,
+        callable=callable_names(body.get("tool_choice")),
         output=_forced(body, tools) or _json_output(body),
         parallel_calls=True if parallel is None else fields.flag(body, "parallel_tool_calls"),
         n=fields.integer(body, "n", low=1, high=128) or 1,
@@ -96,6 +105,7 @@ def _tools(body: Body) -> list[dict[str, JSON]]:
         if not isinstance(function, dict):
             raise RequestRefused(f"tools[{place}] must be a function", param=f"tools[{place}]")
         check_function(function, f"tools[{place}]", "parameters")
+    check_names(tools)
     return tools
 
 
@@ -127,7 +137,7 @@ def _json_output(body: Body) -> JsonOutput | None:
             return JsonOutput(_ANY_OBJECT)
         case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
             return JsonOutput(schema)
-        case {"type": "json_schema", "json_schema": dict()}:
+        case {"type": "json_schema", "json_schema": dict(form)} if form.get("schema") is None:
             return JsonOutput(_ANY_OBJECT)
     raise RequestRefused(
         "response_format must be of type text, json_object or json_schema (with a schema)",

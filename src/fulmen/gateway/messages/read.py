@@ -10,7 +10,7 @@ from fulmen.gateway.form import ForcedCall, JsonOutput
 from fulmen.gateway.messages.error import NO_THREADS
 from fulmen.gateway.render import Message
 from fulmen.gateway.request import ModelRequest
-from fulmen.gateway.tools import check_function, forced_call, function_tool
+from fulmen.gateway.tools import check_function, check_names, forced_call, function_tool
 from fulmen.schema.records import JSON
 
 _FILLER = "[System: Empty message content sanitised to satisfy protocol]"
@@ -44,7 +44,8 @@ def read_request(body: JSON, *, count: bool = False) -> ModelRequest:
         body=body,
         model=fields.required_string(body, "model"),
         messages=[*_system(body), *_messages(body)],
-        tools=[] if choice.get("type") == "none" else tools,
+        tools=tools,
+        callable=() if choice.get("type") == "none" else None,
         output=_forced(choice, tools) or _json_output(body),
         parallel_calls=not fields.flag(choice, "disable_parallel_tool_use"),
         stop=fields.strings(body, "stop_sequences"),
@@ -171,6 +172,7 @@ def _tools(body: Body) -> list[dict[str, JSON]]:
             )
         check_function(tool, where, "input_schema")
         tools.append(function_tool(tool, "input_schema"))
+    check_names(tools)
     return tools
 
 

@@ -11,8 +11,9 @@ from fulmen.gateway.render import Message
 from fulmen.gateway.request import ModelRequest
 from fulmen.gateway.responses.items import to_messages
 from fulmen.gateway.tools import (
-    callable_tools,
+    callable_names,
     check_function,
+    check_names,
     forced_call,
     function_tool,
     tool_name,
@@ -38,7 +39,8 @@ def read_request(body: JSON, attempt: Attempt) -> ModelRequest:
         body=body,
         model=fields.required_string(body, "model"),
         messages=[*_instructions(body), *_earlier(body, attempt), *_input(body, attempt)],
-        tools=callable_tools(tools, body.get("tool_choice")),
+        tools=tools,
+        callable=callable_names(body.get("tool_choice")),
         output=_forced(body, tools) or _json_output(body),
         parallel_calls=True if parallel is None else fields.flag(body, "parallel_tool_calls"),
         max_tokens=fields.integer(body, "max_output_tokens", low=1),
@@ -94,6 +96,7 @@ def _tools(body: Body) -> list[dict[str, JSON]]:
             )
         check_function(tool, where, "parameters")
         tools.append(function_tool(tool, "parameters"))
+    check_names(tools)
     return tools
 
 
