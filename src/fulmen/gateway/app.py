@@ -1,7 +1,6 @@
 """The HTTP face of the gateway: routes, and a request's way through them."""
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 
@@ -191,20 +190,26 @@ def _card(name: str) -> dict[str, JSON]:
 
 async def _unless_disconnected(request: Request, exchange: Exchange) -> bool:
     """Serve the exchange; a client that hangs up ends it at the next token, and gives False."""
-    serving = asyncio.ensure_future(exchange.run())
-    leaving = asyncio.ensure_future(request.receive())
-    try:
-        await asyncio.wait({serving, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        here = serving.done()
-        if not here:
-            exchange.attempt.lost(exchange.asked)
-            serving.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await serving
-        return here
-    finally:
+    serving, left = asyncio.current_task(), False
+    assert serving is not None
+
+    async def watch() -> None:
+        nonlocal left
+        await request.receive()
+        left = True
+        exchange.attempt.lost(exchange.asked)
         serving.cancel()
-        leaving.cancel()
+
+    watching = asyncio.create_task(watch())
+    try:
+        await exchange.run()
+    except asyncio.CancelledError:
+        if not left:
+            raise
+        serving.uncancel()
+    finally:
+        watching.cancel()
+    return not left
 
 
 async def refuse(request: Request, error: Exception) -> Response:

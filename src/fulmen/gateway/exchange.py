@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -128,15 +128,21 @@ class Exchange:
 
     async def run(self) -> None:
         """Sample all choices and record them; what was sampled is recorded on cancellation too."""
-        async with aclosing(self.stream()) as pieces:
-            async for _ in pieces:
-                pass
+        if len(self.choices) > 1:
+            async with aclosing(self.stream()) as pieces:
+                async for _ in pieces:
+                    pass
+            return
+        try:
+            await self._sample(0, self.choices[0], lambda _: None)
+        finally:
+            await self._conclude()
 
     async def stream(self) -> AsyncGenerator[Piece, None]:
         """Yield text as it is certain; at the end all choices are complete and recorded."""
         pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
         tasks = [
-            asyncio.create_task(self._sample(place, choice, pieces))
+            asyncio.create_task(self._sample(place, choice, pieces.put_nowait))
             for place, choice in enumerate(self.choices)
         ]
         running = len(tasks)
@@ -152,13 +158,18 @@ class Exchange:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            for choice in self.choices:
-                self._finish(choice)
-            await asyncio.shield(self._recorder.record_calls(self._calls()))
+            await self._conclude()
+
+    async def _conclude(self) -> None:
+        """Read and record what was sampled, whatever ended it."""
+        for choice in self.choices:
+            self._finish(choice)
+        await asyncio.shield(self._recorder.record_calls(self._calls()))
 
     async def _sample(
-        self, place: int, choice: Choice, pieces: "asyncio.Queue[Piece | None]"
+        self, place: int, choice: Choice, emit: Callable[[Piece | None], None]
     ) -> None:
+        """Sample one choice; its text goes to `emit` as it is certain, None at the end."""
         request, completion, renderer = self.request, choice.completion, self._policy.renderer
         reading = None
         if not request.prompts:
@@ -184,13 +195,13 @@ class Exchange:
                     if not watched:
                         continue
                     for name, fresh in text.push(delta.token_ids):
-                        pieces.put_nowait((place, name, fresh))
+                        emit((place, name, fresh))
                     if text.stopped_at is not None:
                         completion.stopped_at = text.stopped_at
                         completion.finish_reason = "stop"
                         break
         finally:
-            pieces.put_nowait(None)
+            emit(None)
 
     def _finish(self, choice: Choice) -> None:
         """Read a completion as an answer, and remember it for the next turn."""
