@@ -70,6 +70,7 @@ def choose(logits: Tensor, temperatures: Tensor, top_ps: Tensor, uniform: Tensor
     # Rounding can put the number at the total; the last token with any probability is meant.
     drawn = torch.minimum(uniform.to(total) * total, total.nextafter(torch.zeros_like(total)))
     sampled = torch.searchsorted(cumulative, drawn[:, None], right=True).squeeze(1)
+    sampled = sampled.clamp_(max=logits.shape[-1] - 1)  # logits that are no numbers end up here
     ids = torch.where(greedy, table.argmax(-1), sampled)
     logprobs = table.gather(1, ids[:, None]).squeeze(1)
     return Choice(ids, torch.where(greedy, logprobs, logprobs - total.log()), table)
