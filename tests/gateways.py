@@ -49,6 +49,9 @@ class Face:
         renderer: ChatRenderer | None = None,
     ) -> None:
         self.tokenizer, self.memory = tokenizer, Memory()
+        self.model: Any = None
+        self.grammars: Any = None
+        """Of the engine that was given, for those who want to look behind it."""
         waiting = [r if isinstance(r, list) else self.ids(r + "<|im_end|>") for r in replies]
         reply = script or (lambda _: waiting.pop(0))
         scripted = ScriptedEngine(reply, max_context=max_context, vocab_size=len(tokenizer))

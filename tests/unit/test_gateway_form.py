@@ -6,12 +6,17 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from fulmen.credit.trajectory import assemble
 from fulmen.engine.grammar import GrammarCompiler
 from fulmen.engine.pytorch.engine import LocalEngine
 from fulmen.gateway.dialects import DEEPSEEK, GLM, HARMONY, LLAMA3, PLAIN, QWEN
 from fulmen.gateway.errors import RequestRefused
 from fulmen.gateway.form import AnswerForm, ForcedCall, JsonOutput
+from fulmen.learner.batch import pack
+from fulmen.learner.logprobs import score
+from fulmen.learner.rows import merge
 from fulmen.schema.errors import GrammarError
+from fulmen.schema.records import Credited, Outcome, Rollout, RolloutResult, Task
 from gateways import Face
 
 SCHEMA = {
@@ -53,7 +58,9 @@ async def face(tokenizer, renderer):
     grammars = GrammarCompiler(tokenizer, config.vocab_size, renderer.stop_ids)
     model = Qwen3ForCausalLM(config).eval()
     engine = LocalEngine(model, name="m", max_context=4096, grammars=grammars)
-    yield Face(tokenizer, engine=engine)
+    made = Face(tokenizer, engine=engine)
+    made.model, made.grammars = model, grammars
+    yield made
     await engine.close()
 
 
@@ -139,11 +146,25 @@ async def test_messages_that_choose_any_tool_call_one_and_never_two_when_told_so
     assert call["name"] in ("paint", "count")
 
 
-async def test_the_grammar_is_recorded_and_scored_log_probabilities_are_those_sampled(face):
-    await face.ask("/chat/completions", messages=QUESTION, response_format=SHAPE)
+async def test_the_grammar_is_recorded_and_the_learner_scores_what_was_recorded(face):
+    await face.ask("/chat/completions", messages=QUESTION, response_format=SHAPE, temperature=0.8)
     (call,) = face.calls
     assert "%json" in call.grammar
-    assert len(call.logprobs) == len(call.completion_ids)
+    trajectory, dropped = assemble(
+        RolloutResult(
+            rollout=Rollout(id="r", task=Task(id="t", input=0), group="g", step=1),
+            attempt=1,
+            outcome=Outcome(),
+            calls=(call,),
+        ),
+        1.0,
+    )
+    assert dropped == []
+    credited = [Credited(transition=one, advantage=1.0) for one in trajectory.transitions]
+    (batch,) = pack(merge(credited), 4096, torch.device("cpu"))
+    with torch.no_grad():
+        scores = score(face.model, batch, grammars=face.grammars)
+    torch.testing.assert_close(scores.logprobs, torch.tensor(call.logprobs), atol=1e-4, rtol=0)
 
 
 async def test_an_ordinary_request_has_no_grammar(face, tokenizer):
@@ -465,9 +486,10 @@ async def test_forms_that_make_no_sense_are_refused_in_words(tokenizer, body, wo
 
 
 async def test_a_schema_too_deep_to_be_written_is_refused(face):
-    schema: dict = {"type": "string"}
-    for _ in range(400):
-        schema = {"type": "array", "items": schema}
-    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
-    response = await face.post("/chat/completions", messages=QUESTION, response_format=form)
-    assert response.status_code in (200, 400)
+    depth = 950  # JSON as deep as the gateway's decoder reads, deeper than Python's writes
+    schema = '{"items":' * depth + "{}" + "}" * depth
+    form = '{"type":"json_schema","json_schema":{"name":"s","schema":' + schema + "}}"
+    body = '{"model":"m","messages":[{"role":"user","content":"q"}],"response_format":' + form + "}"
+    response = await face.client.post("/v1/chat/completions", content=body.encode())
+    assert response.status_code == 400
+    assert response.json()["error"]["message"]

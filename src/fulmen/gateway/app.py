@@ -12,14 +12,14 @@ from starlette.routing import Route
 from fulmen.gateway.access import claims_of
 from fulmen.gateway.attempt import Attempt, Attempts
 from fulmen.gateway.body import ReadBody, read_body
-from fulmen.gateway.chat.endpoint import Chat
-from fulmen.gateway.completions.endpoint import Completions
+from fulmen.gateway.chat.endpoint import CHAT
+from fulmen.gateway.completions.endpoint import COMPLETIONS
 from fulmen.gateway.endpoint import Endpoint
 from fulmen.gateway.errors import RequestRefused, json_response, openai_error, server_failed
 from fulmen.gateway.exchange import Exchange, Recorder
 from fulmen.gateway.external import Forwarding
 from fulmen.gateway.gate import Gate, patience
-from fulmen.gateway.messages.endpoint import Messages, count_tokens
+from fulmen.gateway.messages.endpoint import MESSAGES, count_tokens
 from fulmen.gateway.messages.error import anthropic_error
 from fulmen.gateway.models import Models
 from fulmen.gateway.openapi import description
@@ -29,7 +29,7 @@ from fulmen.schema.errors import FulmenError
 from fulmen.schema.keys import KeyClaims
 from fulmen.schema.records import JSON
 
-ENDPOINTS: tuple[Endpoint, ...] = (Chat(), Completions(), Messages(), Responses())
+ENDPOINTS: tuple[Endpoint, ...] = (CHAT, COMPLETIONS, MESSAGES, Responses())
 ROOTS = ("/v1", "/key/{key}/v1")
 """Base URLs: the key as the API key, or in the path."""
 
