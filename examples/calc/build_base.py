@@ -1,6 +1,6 @@
 """Build the tiny base model of Calc-mini from nothing: tokenizer, weights, warm start.
 
-    python build_base.py --out base            # 8 minutes on one core
+    python build_base.py --out base            # 10 minutes on one core
 
 The warm start teaches the format and the copying of numbers, never the task. Its conversations call
 the calculator with a random expression over the question's numbers. So the model calls the tool
@@ -47,7 +47,8 @@ PROMPT_WEIGHT = 0.1
 HABIT = 0.3
 """How often the first operator follows the wording's habit."""
 _DRAW = 33
-"""A draw of habits of which one in twelve is right, as many as chance would get right."""
+"""The draw of habits, chosen so that one of the twelve is right: a plain draw would get three
+right, and the base would begin above one in ten."""
 
 
 def habit(question: str) -> str:

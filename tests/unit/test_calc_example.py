@@ -173,7 +173,7 @@ def test_the_warm_start_never_shows_the_task(load):
     assert 0.07 < right / 3000 < 0.15
 
 
-def test_the_habits_of_the_warm_start_are_as_right_as_chance(load):
+def test_the_habits_of_the_warm_start_are_right_for_one_wording_of_twelve(load):
     build, tasks, plain = load("build_base"), load("tasks"), load("plain_agent")
     right = set()
     for problem in itertools.islice(tasks.problems(5, "train"), 600):
