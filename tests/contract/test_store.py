@@ -529,6 +529,15 @@ async def test_a_step_comes_back_as_it_was_committed(store):
     assert await store.steps() == [record]
 
 
+async def test_a_checkpoint_can_be_added_to_a_committed_step_and_to_no_other(store):
+    await store.commit_step(step_record(1))
+    await store.add_checkpoint(1, "checkpoints/step-000001")
+    (record,) = await store.steps()
+    assert record.checkpoint == "checkpoints/step-000001"
+    with pytest.raises(StoreError, match="step 2 was never committed"):
+        await store.add_checkpoint(2, "checkpoints/step-000002")
+
+
 async def test_a_metric_that_is_no_number_does_not_make_the_steps_unreadable(store):
     await store.commit_step(StepRecord(step=1, version=1, consumed=(), metrics={"x": np.nan}))
     (record,) = await store.steps()

@@ -182,6 +182,26 @@ def test_a_stopped_run_goes_on_as_if_it_had_never_stopped(calc, tmp_path):
     assert len(second.rewards) == 4
 
 
+def test_a_stop_that_comes_after_a_step_was_committed_still_leaves_its_weights(calc, tmp_path):
+    stop = threading.Event()
+
+    def stop_late(event: Event) -> None:
+        if isinstance(event, StepDone):
+            stop.set()
+
+    stopped = run(settings(calc, tmp_path / "run", steps=3), stop_late, stop)
+    assert (stopped.steps, stopped.checkpoint) == (
+        1,
+        str(tmp_path / "run" / "checkpoints" / "step-000001"),
+    )
+    later: list[int] = []
+    run(
+        settings(calc, tmp_path / "run", steps=3, if_exists="resume"),
+        lambda event: later.append(event.step) if isinstance(event, StepDone) else None,
+    )
+    assert later == [2, 3]
+
+
 def test_a_run_killed_between_checkpoints_repeats_only_what_was_lost(calc, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     run(settings(calc, whole, steps=3, checkpoint_every=1))

@@ -113,6 +113,14 @@ class Store(Protocol):
         """
         ...
 
+    async def add_checkpoint(self, step: int, folder: str) -> None:
+        """Note that a committed step has its weights in `folder` after all.
+
+        Raises:
+            StoreError: there is no such step.
+        """
+        ...
+
     async def steps(self) -> list[StepRecord]:
         """All committed steps, first to last."""
         ...

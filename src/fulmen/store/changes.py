@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from msgspec import structs
 from sqlalchemy import (
     ColumnElement,
     Connection,
@@ -263,6 +264,18 @@ def commit_step(connection: Connection, step: StepRecord, text: str) -> Change[N
     if step.consumed:
         taken = [{"rollout_id": name, "step": step.step} for name in step.consumed]
         connection.execute(insert(tables.consumed), taken)
+    return Change(None)
+
+
+def add_checkpoint(connection: Connection, step: int, folder: str) -> Change[None]:
+    """Note where the weights of a committed step are. Raises StoreError if it was not committed."""
+    c = tables.steps.c
+    text = connection.scalar(select(c.record).where(c.step == step))
+    if text is None:
+        raise StoreError(f"step {step} was never committed")
+    record = structs.replace(rows.from_text(StepRecord, text), checkpoint=folder)
+    changed = update(tables.steps).where(c.step == step)
+    connection.execute(changed.values(record=rows.to_text(record, f"step {step}")))
     return Change(None)
 
 

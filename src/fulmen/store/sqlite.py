@@ -166,6 +166,9 @@ class SqliteStore:
         text = rows.to_text(step, f"step {step.step}")
         await self._write(lambda db: changes.commit_step(db, step, text))
 
+    async def add_checkpoint(self, step: int, folder: str) -> None:
+        await self._write(lambda db: changes.add_checkpoint(db, step, folder))
+
     async def steps(self) -> list[StepRecord]:
         return await self._read(reads.steps)
 

@@ -84,6 +84,10 @@ async def run_steps(parts: Parts, history: History) -> None:
             history.seconds = before + watch.seconds
     if history.step == config.steps:
         await _evaluate(parts, history, sampled=True)
+    elif history.step and history.checkpoint != parts.folder.checkpoint(history.step):
+        # Told to stop when the last step was on record already, without its weights.
+        await parts.store.add_checkpoint(history.step, await _checkpoint(parts, history))
+        parts.folder.prune_checkpoints(config.keep_checkpoints)
 
 
 def _evaluation_due(config: TrainConfig, step: int) -> bool:
@@ -116,10 +120,7 @@ async def _commit(parts: Parts, history: History, record: StepRecord) -> None:
     """Checkpoint if due, then record the step and what it consumed."""
     config, step, metrics = parts.config, record.step, record.metrics
     if step % config.checkpoint_every == 0 or step == config.steps or parts.stop.is_set():
-        parts.listen(Progress(phase="save", step=step, done=0, total=1))
-        history.checkpoint = await asyncio.to_thread(_save, parts, step)
-        relative = str(history.checkpoint.relative_to(parts.folder.path))
-        record = structs.replace(record, checkpoint=relative)
+        record = structs.replace(record, checkpoint=await _checkpoint(parts, history))
     await parts.store.commit_step(structs.replace(record, finished=time.time()))
     parts.folder.append_metrics({"step": step, "seconds": history.seconds, **metrics})
     parts.folder.prune_checkpoints(config.keep_checkpoints)
@@ -127,6 +128,13 @@ async def _commit(parts: Parts, history: History, record: StepRecord) -> None:
     parts.listen(StepDone(step=step, metrics=metrics, eta_s=eta))
     for note in step_notes(metrics):
         parts.listen(note)
+
+
+async def _checkpoint(parts: Parts, history: History) -> str:
+    """Save the weights as they are after the last step; the folder's name within the run."""
+    parts.listen(Progress(phase="save", step=history.step, done=0, total=1))
+    history.checkpoint = await asyncio.to_thread(_save, parts, history.step)
+    return str(history.checkpoint.relative_to(parts.folder.path))
 
 
 def _credit(graded: list[Graded], *, scale: bool) -> tuple[list[Credited], dict[str, float]]:
