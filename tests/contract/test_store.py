@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 from sqlalchemy import Engine, event
 
 from fulmen.schema.errors import DataError, LeaseLost, StoreError
@@ -289,6 +290,18 @@ async def test_late_calls_and_spans_are_refused_and_counted(store):
     assert result.calls == (call(new, 0),)
     counts = await store.counts()
     assert (counts["refused_calls"], counts["refused_spans"]) == (1, 1)
+
+
+async def test_a_span_that_ended_takes_the_place_of_its_start_and_an_open_one_stays_open(store):
+    (lease,) = await claimed(store, "a")
+    begun = Span(id="s1", rollout_id="a", attempt=1, name="tool", started=2.0)
+    open_one = Span(id="s0", rollout_id="a", attempt=1, name="agent", started=1.0)
+    await store.record_spans([begun, open_one])
+    ended = structs.replace(begun, ended=3.0, status="error", attributes={"error.type": "KeyError"})
+    await store.record_spans([ended])
+    await store.finish(lease, DONE)
+    (result,) = await store.results(["a"])
+    assert result.spans == (open_one, ended)
 
 
 async def test_only_leases_that_are_over_expire(store):

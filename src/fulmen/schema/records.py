@@ -117,8 +117,14 @@ class Call(Record, frozen=True, kw_only=True):
     parent: str | None = None
     """The call whose prompt and completion this prompt extends, token for token."""
     protocol: str
+    agent: str = ""
+    """Who asked, as far as the gateway was told; `fulmen.credit.observe` finds out the rest."""
+    span_id: str | None = None
+    """The span that was open in the agent's process when it asked."""
     policy: str = ""
     """Name of the policy that answered; another model's call has no tokens and is not trained."""
+    status: int = 200
+    """HTTP status of the answer; one of 400 and more has no tokens, and its error as response."""
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -156,14 +162,40 @@ class Span(Record, frozen=True, kw_only=True):
     parent: str | None = None
     name: str
     attributes: dict[str, JSON] = {}
+    """By the names of `fulmen.schema.semconv`; what has no name there stays as it came."""
     status: Literal["unset", "ok", "error"] = "unset"
+    """As it was set; "unset" says nothing about how the work ended."""
     started: float = 0.0
     ended: float | None = None
     """None: it never ended, so its outcome is unknown."""
 
 
+ToolOutcome = Literal["ok", "error", "timeout", "unknown"]
+"""`unknown`: it never ended, or nobody said how."""
+
+
+class ToolUse(Record, frozen=True, kw_only=True):
+    """One use of a tool in an attempt, from its span, from what the model was told, or both."""
+
+    name: str
+    arguments: str = ""
+    """As the model wrote them: JSON text, mostly."""
+    result: str | None = None
+    """What came back, as text; None if nothing is known of it."""
+    outcome: ToolOutcome = "unknown"
+    tool_call_id: str | None = None
+    call_id: str | None = None
+    """The call that asked for it."""
+    span_id: str | None = None
+    agent: str = ""
+    """Who asked for it."""
+    started: float | None = None
+    ended: float | None = None
+    """Unix time, seconds; None where no span was seen, or it never ended."""
+
+
 class Reward(Record, frozen=True, kw_only=True):
-    """A named scalar given to a rollout, a call or a span."""
+    """A named scalar given to a rollout, an agent, a call or a span."""
 
     rollout_id: str
     attempt: int
@@ -172,6 +204,8 @@ class Reward(Record, frozen=True, kw_only=True):
     source: Literal["grader", "agent", "rule", "failure"]
     call_id: str | None = None
     span_id: str | None = None
+    agent: str | None = None
+    """With none of the three, it is the whole rollout's."""
 
 
 class RolloutResult(Record, frozen=True, kw_only=True):
@@ -182,6 +216,8 @@ class RolloutResult(Record, frozen=True, kw_only=True):
     outcome: Outcome
     calls: tuple[Call, ...] = ()
     """Of the last attempt, by index."""
+    spans: tuple[Span, ...] = ()
+    """Of the last attempt, by start."""
     rewards: tuple[Reward, ...] = ()
 
 
@@ -199,7 +235,11 @@ class Transition(Record, frozen=True, kw_only=True):
     """As in `Call`: sampled tokens had no rivals but those it allowed."""
     version: int
     reward: float = 0.0
-    """Reward of this call itself."""
+    """Reward of this call itself, beside the final one of its rollout."""
+    state: str = ""
+    """Names what the model was shown since it last spoke: equal names, equal situations."""
+    trained: bool = True
+    """False: its agent is not trained; it is there for the order of things only."""
 
 
 class Trajectory(Record, frozen=True, kw_only=True):

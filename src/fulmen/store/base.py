@@ -98,7 +98,7 @@ class Store(Protocol):
         ...
 
     async def results(self, rollout_ids: Sequence[str]) -> list[RolloutResult]:
-        """The finished ones of these rollouts, in the order asked, with calls and rewards."""
+        """The finished ones of these rollouts, in the order asked, with what was recorded."""
         ...
 
     async def add_rewards(self, rewards: Sequence[Reward]) -> None:

@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeVar
 
 from sqlalchemy import Connection, Table, and_, func, select
 
-from fulmen.schema.records import Call, Outcome, Reward, Rollout, RolloutResult, StepRecord
+from fulmen.schema.records import Call, Outcome, Reward, Rollout, RolloutResult, Span, StepRecord
 from fulmen.store import rows, tables
 from fulmen.store.base import FINISHED, Status
 
@@ -55,7 +55,7 @@ def finished_of(connection: Connection, rollout_ids: Sequence[str]) -> list[str]
 
 
 def results_of(connection: Connection, rollout_ids: Sequence[str]) -> list[RolloutResult]:
-    """The finished ones of these rollouts, in the order asked, with calls and rewards."""
+    """The finished ones of these rollouts, in the order asked, with what was recorded."""
     found: dict[str, RolloutResult] = {}
     for part in parts(rollout_ids):
         found |= _results(connection, part)
@@ -73,6 +73,9 @@ def _results(connection: Connection, ids: Collection[str]) -> dict[str, RolloutR
     calls: dict[str, list[Call]] = defaultdict(list)
     for row in _of_latest(connection, tables.calls, ids):
         calls[row["rollout_id"]].append(rows.call_of(row))
+    spans: dict[str, list[Span]] = defaultdict(list)
+    for row in _of_latest(connection, tables.spans, ids):
+        spans[row["rollout_id"]].append(rows.span_of(row))
     rewards: dict[str, list[Reward]] = defaultdict(list)
     for row in _of_latest(connection, tables.rewards, ids):
         rewards[row["rollout_id"]].append(rows.reward_of(row))
@@ -82,6 +85,7 @@ def _results(connection: Connection, ids: Collection[str]) -> dict[str, RolloutR
             attempt=row.attempt,
             outcome=_outcome(row.status, row.outcome),
             calls=tuple(sorted(calls[row.id], key=lambda call: (call.index, call.choice))),
+            spans=tuple(sorted(spans[row.id], key=lambda span: span.started)),
             rewards=tuple(rewards[row.id]),
         )
         for row in connection.execute(query)

@@ -72,7 +72,10 @@ def call_row(call: Call) -> Row:
         "index": call.index,
         "parent": call.parent,
         "protocol": call.protocol,
+        "agent": call.agent,
+        "span_id": call.span_id,
         "policy": call.policy,
+        "status": call.status,
         "prompt_ids": pack_tokens(call.prompt_ids),
         "completion_ids": pack_tokens(call.completion_ids),
         "logprobs": pack_floats(call.logprobs),
@@ -113,6 +116,11 @@ def span_row(span: Span) -> Row:
     }
 
 
+def span_of(row: Columns) -> Span:
+    """The inverse of `span_row`; raises DataError as `from_text` does."""
+    return from_text(Span, row["record"])
+
+
 def reward_row(reward: Reward) -> Row:
     """Raises DataError if the value is NaN or infinite: nothing can be learned from it."""
     if not math.isfinite(reward.value):
@@ -127,10 +135,13 @@ def reward_row(reward: Reward) -> Row:
         "source": reward.source,
         "call_id": reward.call_id or "",
         "span_id": reward.span_id or "",
+        "agent": reward.agent or "",
         "value": reward.value,
     }
 
 
 def reward_of(row: Columns) -> Reward:
     """The inverse of `reward_row`."""
-    return Reward(**{**row, "call_id": row["call_id"] or None, "span_id": row["span_id"] or None})
+    return Reward(
+        **{**row, **{name: row[name] or None for name in ("call_id", "span_id", "agent")}}
+    )

@@ -21,7 +21,7 @@ from sqlalchemy import (
     Text,
 )
 
-FORMAT = 2
+FORMAT = 3
 """Version of this schema, kept in `meta`; a store of another version is not opened."""
 
 metadata = MetaData()
@@ -99,7 +99,10 @@ calls = Table(
     Column("index", Integer, nullable=False),
     Column("parent", String),
     Column("protocol", String, nullable=False),
+    Column("agent", String, nullable=False),
+    Column("span_id", String),
     Column("policy", String, nullable=False),
+    Column("status", Integer, nullable=False),
     Column("prompt_ids", LargeBinary, nullable=False),
     Column("completion_ids", LargeBinary, nullable=False),
     Column("logprobs", LargeBinary, nullable=False),
@@ -133,6 +136,7 @@ rewards = Table(
     # '' stands for None: a null would be unequal to itself, and the reward be kept twice.
     Column("call_id", String, primary_key=True),
     Column("span_id", String, primary_key=True),
+    Column("agent", String, primary_key=True),
     Column("value", Double, nullable=False),
 )
 
