@@ -8,6 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from msgspec import structs
+
+from fulmen.credit.observe import Observed, observe
+from fulmen.credit.rewards import NOTHING, Placed
+from fulmen.credit.selection import Selector, every
+from fulmen.credit.turns import state_of
 from fulmen.schema.records import Call, RolloutResult, Trajectory, Transition
 
 DropReason = Literal["superseded", "no_tokens", "no_logprobs", "aborted", "greedy"]
@@ -21,28 +27,55 @@ class Dropped:
     reason: DropReason
 
 
-def assemble(result: RolloutResult, reward: float) -> tuple[Trajectory, list[Dropped]]:
+def assemble(
+    result: RolloutResult,
+    reward: float,
+    *,
+    observed: Observed | None = None,
+    placed: Placed = NOTHING,
+    selected: Selector = every,
+) -> tuple[Trajectory, list[Dropped]]:
     """Read the calls of a rollout's last attempt as transitions, in order of arrival.
 
-    `reward` is the final reward of the rollout, already decided (grader, agent or failure policy).
+    Args:
+        result: the finished rollout.
+        reward: its final reward, already decided (grader, agent or failure policy).
+        observed: what `observe` says of it, if that was asked already.
+        placed: intermediate rewards. An agent's own is given to its last transition; that of a call
+            that is dropped goes nowhere (`rewards.homeless` counts them).
+        selected: which calls are trained; the others are there for the order of things.
     """
-    kept: list[Call] = []
+    observed = observed or observe(result)
+    calls = {call.id: call for call in observed.calls}
+    transitions: list[Transition] = []
     dropped: list[Dropped] = []
-    for call in result.calls:
+    for call in observed.calls:
         reason = _untrainable(call)
-        if reason is None:
-            kept.append(call)
-        else:
+        if reason is not None:
             dropped.append(Dropped(call.id, reason))
+            continue
+        own = placed.calls.get(call.id, 0.0)
+        parent = calls.get(call.parent or "")
+        transitions.append(_transition(call, own, state_of(call, parent), trained=selected(call)))
+    for agent, value in placed.agents.items():
+        _reward_last(transitions, agent, value)
     return (
         Trajectory(
             rollout_id=result.rollout.id,
             group=result.rollout.group,
-            transitions=tuple(_transition(call) for call in kept),
+            transitions=tuple(transitions),
             reward=reward,
+            intermediate=placed.rollout,
         ),
         dropped,
     )
+
+
+def _reward_last(transitions: list[Transition], agent: str, value: float) -> None:
+    own = [place for place, transition in enumerate(transitions) if transition.agent == agent]
+    if own:
+        latest = transitions[own[-1]]
+        transitions[own[-1]] = structs.replace(latest, reward=latest.reward + value)
 
 
 def _untrainable(call: Call) -> DropReason | None:
@@ -60,17 +93,20 @@ def _untrainable(call: Call) -> DropReason | None:
     return None
 
 
-def _transition(call: Call) -> Transition:
+def _transition(call: Call, reward: float, state: str, *, trained: bool) -> Transition:
     return Transition(
         rollout_id=call.rollout_id,
         call_id=call.id,
-        agent="agent",
+        agent=call.agent,
         prompt_ids=call.prompt_ids,
         completion_ids=call.completion_ids,
         logprobs=call.logprobs,
         temperature=call.temperature,
         grammar=call.grammar,
         version=call.version,
+        reward=reward,
+        state=state,
+        trained=trained,
     )
 
 

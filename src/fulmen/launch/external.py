@@ -53,7 +53,7 @@ def read_external(file: str | None) -> Mapping[str, External]:
 def _external(file: str, name: str, table: object) -> External:
     if not isinstance(table, dict):
         raise ConfigError(f"{file}: {name} must be a table", hint=f"write [{name}] above its keys")
-    entry = make_config(_Entry, table, origin=f"{file}: [{name}]")
+    entry = make_config(_Entry, table, origin=f"{file}: [{name}]", flags=False)
     key = ""
     if entry.api_key_env is not None:
         key = os.environ.get(entry.api_key_env, "")

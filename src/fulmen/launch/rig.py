@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
+from fulmen.credit.rules import Rule
 from fulmen.gateway.app import Gateway
 from fulmen.gateway.external import External
 from fulmen.gateway.models import Models
@@ -25,6 +26,7 @@ from fulmen.trainer.events import Listener
 from fulmen.trainer.folder import RunFolder
 from fulmen.trainer.grading import AgentErrors, check_grader
 from fulmen.trainer.tasks import read_tasks
+from fulmen.trainer.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +41,14 @@ class Inputs:
 
 
 def read_inputs(
-    settings: RunSettings, val: str | None = None, errors: AgentErrors | None = None
+    settings: RunSettings,
+    val: str | None = None,
+    errors: AgentErrors | None = None,
+    rules: Sequence[Rule] = (),
 ) -> Inputs:
     """Read tasks and models elsewhere, and load the grader.
+
+    `rules` may have weights of their own among the settings' `reward_weights`.
 
     Raises:
         ConfigError, DataError, AgentError, GraderError: the first thing that is wrong.
@@ -52,7 +59,12 @@ def read_inputs(
     return Inputs(
         tasks=read_tasks(settings.tasks),
         val=read_tasks(val) if val else (),
-        judge=Judge(grader, settings.grader or "", errors or AgentErrors()),
+        judge=Judge(
+            grader,
+            settings.grader or "",
+            errors or AgentErrors(),
+            Weights(settings.reward_weights or {}, [rule.reward_name for rule in rules]),
+        ),
         external=read_external(settings.external_models),
     )
 
