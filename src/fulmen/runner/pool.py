@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import sys
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -48,8 +49,12 @@ class Pool:
         workers: int,
         processes: int | None = None,
         lease_s: float = 60.0,
+        python: str = sys.executable,
     ) -> None:
-        """`workers` agents run at once, spread over `processes` (default: the cores)."""
+        """`workers` agents run at once, spread over `processes` (default: the cores).
+
+        `python` is the interpreter of an environment that has Fulmen and what the agent needs.
+        """
         check_agent(agent)
         wanted = processes or (1 if agent.kind == "command" else os.cpu_count() or 1)
         self.counters = Counters()
@@ -59,6 +64,7 @@ class Pool:
         capacity = -(-workers // self._count)
         self._setup = Setup(agent=agent, gateway=base_url, capacity=capacity)
         self._lease_s = lease_s
+        self._python = python
         self._name = f"{socket.gethostname()}-{os.getpid()}"
         self._processes: list[WorkerProcess] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -95,7 +101,7 @@ class Pool:
         await asyncio.shield(self._broken)
 
     async def _start_process(self) -> None:
-        process = WorkerProcess(self._setup, self._ended)
+        process = WorkerProcess(self._setup, self._ended, self._python)
         await process.start()
         self._processes.append(process)
         self._tasks.append(asyncio.create_task(self._guard(self._watch(process))))

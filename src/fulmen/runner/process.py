@@ -16,13 +16,22 @@ from fulmen.schema.records import Lease, Outcome
 class WorkerProcess:
     """One process and the attempts it is running."""
 
-    def __init__(self, setup: Setup, ended: Callable[[Lease, Outcome], Awaitable[None]]) -> None:
-        """`ended` is awaited for every attempt, whichever way it ends."""
+    def __init__(
+        self,
+        setup: Setup,
+        ended: Callable[[Lease, Outcome], Awaitable[None]],
+        python: str = sys.executable,
+    ) -> None:
+        """`ended` is awaited for every attempt, whichever way it ends.
+
+        `python` runs the process; Fulmen is installed for it, without its extras if need be.
+        """
         self.running: dict[int, Lease] = {}
         self.finished = 0
         """Attempts that came to an end of their own in this process."""
         self._setup = setup
         self._ended = ended
+        self._python = python
         self._next_ticket = 0
         self._verdicts: dict[int, Outcome] = {}
         """Outcomes decided here for attempts that are being stopped."""
@@ -54,7 +63,7 @@ class WorkerProcess:
 
     async def _spawn(self, connection: socket.socket) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
-            sys.executable,
+            self._python,
             "-m",
             "fulmen.runner.worker",
             str(connection.fileno()),
