@@ -16,18 +16,20 @@ class Case:
     protocol: Literal["chat", "responses", "messages"] = "chat"
     callers: tuple[str, ...] = (AGENT, AGENT)
     """The agent behind each call of a rollout, in order."""
-    raised: tuple[str, ...] | None = None
-    """The same for a rollout whose tool raises, where that is different."""
+    user: str | None = AGENT
+    """The agent whose span the tools' spans are under."""
     aborts: bool = False
     """Whether an exception of the tool ends the rollout."""
+    rewrites: bool = False
+    """Whether it tells the model in other words what the model has said."""
     tools: tuple[str, ...] = ("calculator",)
     """The tools that are used, in order; handing over is none."""
-    spans: bool = True
+    traced: bool = True
     """Whether spans say who called and how tools ended; without them, the gateway alone does."""
     response_ids: bool = True
     """Whether a span of every call carries the call's id."""
     tool_call_ids: bool = True
-    """Whether a tool's span carries the id of the model's request for it."""
+    """Whether a tool's span carries the id by which the model asked for it."""
     values: bool = True
     """Whether a tool's span says what it was given and what it gave."""
 
@@ -50,11 +52,13 @@ CASES = [
         environment="langgraph",
         agent="langgraph_agent.py:solve_with_graph",
         callers=("writer", "writer", "reviewer"),
+        user=None,
     ),
     Case(
         environment="openai-agents",
         agent="openai_agents_agent.py:solve",
         protocol="responses",
+        response_ids=False,
         tool_call_ids=False,
     ),
     Case(
@@ -62,18 +66,23 @@ CASES = [
         agent="openai_agents_agent.py:solve_with_handoff",
         protocol="responses",
         callers=("triage", AGENT, AGENT),
+        response_ids=False,
         tool_call_ids=False,
     ),
     Case(
         environment="autogen",
         agent="autogen_agent.py:solve",
         callers=("calculator_agent", "calculator_agent"),
+        user="calculator_agent",
+        response_ids=False,
         values=False,
     ),
     Case(
         environment="autogen",
         agent="autogen_agent.py:solve_as_team",
         callers=("writer", "writer", "reviewer"),
+        user="writer",
+        response_ids=False,
         values=False,
     ),
     Case(
@@ -91,12 +100,17 @@ CASES = [
     ),
     Case(environment="maf", agent="maf_agent.py:solve", protocol="responses"),
     Case(environment="maf", agent="maf_agent.py:solve_with_chat"),
-    Case(environment="crewai", agent="crewai_agent.py:solve", tool_call_ids=False),
-    Case(environment="llamaindex", agent="llamaindex_agent.py:solve"),
+    Case(
+        environment="crewai", agent="crewai_agent.py:solve", response_ids=False, tool_call_ids=False
+    ),
+    Case(environment="llamaindex", agent="llamaindex_agent.py:solve", response_ids=False),
     Case(
         environment="smolagents",
         agent="smolagents_agent.py:solve",
         callers=("calculator_agent", "calculator_agent"),
+        user="calculator_agent",
+        rewrites=True,
+        response_ids=False,
         tools=("calculator", "final_answer"),
         tool_call_ids=False,
     ),
@@ -104,24 +118,37 @@ CASES = [
         environment="smolagents",
         agent="smolagents_agent.py:solve_with_code",
         callers=("calculator_agent", "calculator_agent"),
+        user="calculator_agent",
+        rewrites=True,
+        response_ids=False,
         tools=("calculator", "final_answer"),
         tool_call_ids=False,
     ),
     Case(environment="agentscope", agent="agentscope_agent.py:solve"),
-    Case(environment="plain", agent="plain_agent.py:solve", callers=("", ""), spans=False),
+    Case(
+        environment="plain", agent="plain_agent.py:solve", callers=("", ""), user=None, traced=False
+    ),
     Case(
         environment="plain",
         agent="plain_agent.py:solve_with_claude",
         protocol="messages",
         callers=("", ""),
-        spans=False,
+        user=None,
+        traced=False,
     ),
-    Case(environment="litellm", agent="litellm_agent.py:solve", callers=("", ""), spans=False),
+    Case(
+        environment="litellm",
+        agent="litellm_agent.py:solve",
+        callers=("", ""),
+        user=None,
+        traced=False,
+    ),
     Case(
         environment="litellm",
         agent="litellm_agent.py:solve_with_claude",
         protocol="messages",
         callers=("", ""),
-        spans=False,
+        user=None,
+        traced=False,
     ),
 ]

@@ -2,15 +2,13 @@
 
 import asyncio
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 
-from fulmen.schema.records import RolloutResult
-
 from frameworks.cases import CASES, Case
 from frameworks.rollouts import RAISING, SUMS, run_all
+from fulmen.schema.records import RolloutResult
 
 collect_ignore = ["agents", "run.py"]
 """Agents are imported by workers, in environments that have their frameworks."""
@@ -45,11 +43,9 @@ class Ran:
     params=[case for case in CASES if case.environment in PYTHONS],
     ids=lambda case: case.name,
 )
-def ran(request, tokenizer, tmp_path_factory) -> Iterator[Ran]:
+def ran(request, tokenizer, tmp_path_factory) -> Ran:
     """A case, after twelve rollouts at once."""
     case: Case = request.param
     folder = tmp_path_factory.mktemp(case.name)
     python = PYTHONS[case.environment]
-    yield Ran(
-        case, asyncio.run(run_all(folder, python, case.agent, SUMS + RAISING, tokenizer))
-    )
+    return Ran(case, asyncio.run(run_all(folder, python, case.agent, SUMS + RAISING, tokenizer)))

@@ -31,7 +31,7 @@ def reply(prompt: str) -> str:
     """
     expression = _QUESTION.findall(prompt)[-1]
     since = prompt.rsplit(f"What is {expression}?", 1)[1]
-    asked = f'"expression": "{expression}"' in since or f"calculator('{expression}')" in since
+    asked = re.search(rf"""(expression['"]: |calculator\()['"]{re.escape(expression)}['"]""", since)
     tools = _tools(prompt)
     answer = f"{expression} is done"
     for tool in tools:

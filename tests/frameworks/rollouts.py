@@ -5,6 +5,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+from frameworks.model import script
 from fulmen.engine.scripted import ScriptedEngine
 from fulmen.gateway.app import Gateway
 from fulmen.gateway.exchange import Policy
@@ -16,8 +17,6 @@ from fulmen.schema.records import Rollout, RolloutResult, Task
 from fulmen.server.app import make_app
 from fulmen.server.http import Listening
 from fulmen.store.open import open_store
-
-from frameworks.model import script
 
 AGENTS = Path(__file__).resolve().parent / "agents"
 
@@ -35,6 +34,7 @@ async def run_all(
     models = Models([Policy("m", engine, make_renderer(tokenizer, "qwen3"))], default="m")
     gateway = Gateway(models, store, store.secret)
     store.on_attempt_end(gateway.forget)
+    hints: list[str] = []
     rollouts = [_rollout(number, text) for number, text in enumerate(expressions)]
     try:
         await store.enqueue(rollouts)
@@ -48,6 +48,7 @@ async def run_all(
                 workers=len(rollouts),
                 processes=2,
                 python=python,
+                trace=hints.append,
             ) as pool,
         ):
             await _until_finished(store, pool, [rollout.id for rollout in rollouts])
@@ -55,14 +56,13 @@ async def run_all(
     finally:
         await store.close()
         await engine.close()
+    assert hints == []
     return dict(zip(expressions, results, strict=True))
 
 
 def _rollout(number: int, expression: str) -> Rollout:
     task = Task(id=f"t{number}", input={"expression": expression})
-    return Rollout(
-        id=f"r{number}", task=task, group="g", step=1, deadline_s=60.0, max_attempts=1
-    )
+    return Rollout(id=f"r{number}", task=task, group="g", step=1, deadline_s=60.0, max_attempts=1)
 
 
 async def _until_finished(store: Any, pool: Pool, names: list[str]) -> None:

@@ -42,7 +42,9 @@ def main(names: list[str]) -> int:
     """Make the environments and run the tests in them; the exit status of pytest."""
     names = names or list(lists())
     if unknown := set(names) - set(lists()):
-        print(f"frameworks: there is no {', '.join(sorted(unknown))}; there are {', '.join(lists())}")
+        print(
+            f"frameworks: there is no {', '.join(sorted(unknown))}; there are {', '.join(lists())}"
+        )
         return 2
     pythons = [f"{name}={python_of(name)}" for name in names]
     given = {**variables(), "FULMEN_FRAMEWORKS": os.pathsep.join(pythons)}

@@ -1,8 +1,7 @@
 """What the gateway records of every framework's agents, with nothing but environment variables."""
 
-from fulmen.schema.records import Call
-
 from frameworks.rollouts import RAISING, SUMS
+from fulmen.schema.records import Call
 
 
 def test_every_agent_comes_to_its_end(ran):
@@ -19,7 +18,9 @@ def test_every_call_is_recorded_under_the_rollout_whose_task_it_is_about(ran, to
     for expression, result in ran.results.items():
         for call in result.calls:
             text = tokenizer.decode(call.prompt_ids)
-            assert [other for other in SUMS + RAISING if f"What is {other}?" in text] == [expression]
+            assert [other for other in SUMS + RAISING if f"What is {other}?" in text] == [
+                expression
+            ]
 
 
 def test_each_rollout_has_the_calls_it_made_and_no_others(ran):
@@ -31,8 +32,14 @@ def test_each_rollout_has_the_calls_it_made_and_no_others(ran):
         assert _asked(result.calls) == [case.protocol] * made
 
 
-def test_sampled_tokens_are_never_tokenised_again(ran):
-    assert {call.drift for result in ran.results.values() for call in result.calls} == {None}
+def test_conversations_go_on_from_the_sampled_tokens(ran):
+    for result in ran.sums:
+        first, second, *_ = result.calls
+        if ran.case.rewrites:
+            assert second.drift == "edited"
+        elif ran.case.callers[0] == ran.case.callers[1]:
+            assert second.parent == first.id
+        assert {call.drift for call in result.calls} == {None, second.drift}
 
 
 def _asked(calls: tuple[Call, ...]) -> list[str]:

@@ -11,9 +11,7 @@ def calculator(expression: str) -> str:
 
 
 def _agent(client) -> Agent:
-    return Agent(
-        client, "Use the calculator.", name="calculator-agent", tools=[calculator]
-    )
+    return Agent(client, "Use the calculator.", name="calculator-agent", tools=[calculator])
 
 
 responses = _agent(OpenAIChatClient(model="gpt-5-mini"))

@@ -24,7 +24,9 @@ async def solve(task: dict) -> str:
     messages: list = [{"role": "user", "content": f"What is {task['expression']}?"}]
     while True:
         answer = await openai.chat.completions.create(
-            model="gpt-5-mini", messages=messages, tools=[{"type": "function", "function": function}]
+            model="gpt-5-mini",
+            messages=messages,
+            tools=[{"type": "function", "function": function}],
         )
         message = answer.choices[0].message
         if not message.tool_calls:
