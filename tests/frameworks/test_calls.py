@@ -18,9 +18,8 @@ def test_every_call_is_recorded_under_the_rollout_whose_task_it_is_about(ran, to
     for expression, result in ran.results.items():
         for call in result.calls:
             text = tokenizer.decode(call.prompt_ids)
-            assert [other for other in SUMS + RAISING if f"What is {other}?" in text] == [
-                expression
-            ]
+            asked = [other for other in SUMS + RAISING if f"What is {other}?" in text]
+            assert asked == [expression]
 
 
 def test_each_rollout_has_the_calls_it_made_and_no_others(ran):

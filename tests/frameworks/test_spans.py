@@ -1,5 +1,7 @@
 """What spans say of every framework's agents: who called, which tools ran, how they ended."""
 
+from typing import Any
+
 import pytest
 
 from frameworks.rollouts import SUMS
@@ -85,7 +87,8 @@ def test_tools_carry_the_id_by_which_the_model_asked_for_them(traced):
         pytest.skip("its instrumentation leaves them out")
     for result in traced.results.values():
         for span in _of(result, "execute_tool"):
-            assert span.attributes.get(semconv.TOOL_CALL_ID) in str(result.calls[0].response)
+            asked = span.attributes.get(semconv.TOOL_CALL_ID)
+            assert asked == result.calls[0].response["tool_calls"][0]["id"]
 
 
 def test_spans_are_of_the_rollout_that_they_are_about(traced):
@@ -119,7 +122,7 @@ def _above(span: Span, result: RolloutResult) -> list[Span]:
     return found
 
 
-def _outcomes(result: RolloutResult) -> list[tuple[str, str]]:
+def _outcomes(result: RolloutResult) -> list[tuple[Any, Any]]:
     return [
         (span.attributes.get(semconv.TOOL_NAME), span.attributes.get(semconv.TOOL_OUTCOME))
         for span in _of(result, "execute_tool")
