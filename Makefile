@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Two OpenMP pools that spin on two cores bring each other to a halt.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: help setup demo test check test-base test-clients test-frameworks fmt bench bench-engine bench-learner bench-gateway lock clean
+.PHONY: help setup demo test check test-base test-clients test-frameworks fmt bench bench-engine bench-learner bench-gateway bench-tracing lock clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -56,7 +56,7 @@ test-frameworks: $(STAMP) ## agents of every framework, each in its own environm
 fmt: $(STAMP) ## format the code
 	@$(VENV)/bin/ruff check --fix -q . ; $(VENV)/bin/ruff format -q .
 
-bench: bench-engine bench-learner bench-gateway ## all benchmarks
+bench: bench-engine bench-learner bench-gateway bench-tracing ## all benchmarks
 
 bench-engine: $(STAMP) ## tokens per second of the engine, beside transformers' generate
 	@$(PY) bench/engine.py
@@ -75,6 +75,9 @@ PEER_STAMPS := $(foreach p,$(PEERS),.venv-bench-$(p)-$(shell sha256sum < require
 
 bench-gateway: $(STAMP) $(PEER_STAMPS) ## latency, CPU and memory of the gateway, beside other proxies
 	@$(PY) bench/gateway.py $(foreach s,$(PEER_STAMPS),$(word 3,$(subst -, ,$(s)))=$(dir $(s))bin/python)
+
+bench-tracing: $(STAMP) ## wall time of a rollout with and without tracing
+	@PYTHONPATH=tests $(PY) bench/tracing.py
 
 lock: $(STAMP) ## write requirements/*.txt from what is installed
 	@bash requirements/lock.sh $(PYTHON)

@@ -20,8 +20,9 @@ class Case:
     """The agent whose span the tools' spans are under."""
     aborts: bool = False
     """Whether an exception of the tool ends the rollout."""
-    rewrites: bool = False
-    """Whether it tells the model in other words what the model has said."""
+    continues: bool = True
+    """Whether its second prompt is the first and what came of it. AutoGen reflects without tools,
+    smolagents tells the past in its own words, and another agent is told something else."""
     tools: tuple[str, ...] = ("calculator",)
     """The tools that are used, in order; handing over is none."""
     traced: bool = True
@@ -66,6 +67,7 @@ CASES = [
         agent="openai_agents_agent.py:solve_with_handoff",
         protocol="responses",
         callers=("triage", AGENT, AGENT),
+        continues=False,
         response_ids=False,
         tool_call_ids=False,
     ),
@@ -74,6 +76,7 @@ CASES = [
         agent="autogen_agent.py:solve",
         callers=("calculator_agent", "calculator_agent"),
         user="calculator_agent",
+        continues=False,
         response_ids=False,
         values=False,
     ),
@@ -82,6 +85,7 @@ CASES = [
         agent="autogen_agent.py:solve_as_team",
         callers=("writer", "writer", "reviewer"),
         user="writer",
+        continues=False,
         response_ids=False,
         values=False,
     ),
@@ -109,7 +113,7 @@ CASES = [
         agent="smolagents_agent.py:solve",
         callers=("calculator_agent", "calculator_agent"),
         user="calculator_agent",
-        rewrites=True,
+        continues=False,
         response_ids=False,
         tools=("calculator", "final_answer"),
         tool_call_ids=False,
@@ -119,7 +123,7 @@ CASES = [
         agent="smolagents_agent.py:solve_with_code",
         callers=("calculator_agent", "calculator_agent"),
         user="calculator_agent",
-        rewrites=True,
+        continues=False,
         response_ids=False,
         tools=("calculator", "final_answer"),
         tool_call_ids=False,
