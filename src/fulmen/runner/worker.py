@@ -54,6 +54,11 @@ def _prepare(setup: Setup) -> Runner:
     os.environ.update(environment(setup.gateway, _PLACEHOLDER))
     if setup.agent.kind == "command":
         return command_runner(setup.agent.target, setup.gateway)
+    if setup.agent.kind == "http":
+        # Here, because httpx takes a tenth of a second, which other agents may not need.
+        from fulmen.runner.http_agent import http_runner
+
+        return http_runner(setup.agent.target, setup.gateway)
     attribution.install(setup.gateway)
     capture.install()
     function = load_function(setup.agent.target)
