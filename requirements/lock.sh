@@ -58,6 +58,8 @@ lock_framework agentscope agentscope==2.0.10
 lock_framework plain 'openai>=3,<4' 'anthropic>=2,<3'
 lock_framework litellm litellm==1.106.2 mcp
 if command -v npm > /dev/null; then
-    (cd tests/clients/node && npm update --package-lock-only --omit-lockfile-registry-resolved)
+    for folder in tests/clients/node examples/calc/node; do
+        (cd "$folder" && npm update --package-lock-only --omit-lockfile-registry-resolved)
+    done
 fi
 wc -l requirements/*.txt

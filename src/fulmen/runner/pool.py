@@ -56,7 +56,7 @@ class Pool:
         something cannot be.
         """
         check_agent(agent)
-        wanted = processes or (1 if agent.kind == "command" else os.cpu_count() or 1)
+        wanted = processes or (os.cpu_count() or 1 if agent.kind == "function" else 1)
         self.counters = Counters()
         self._store = store
         self._workers = workers

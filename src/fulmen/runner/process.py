@@ -131,6 +131,7 @@ class WorkerProcess:
             attempt=lease.attempt,
             key=lease.key,
             input=rollout.task.input,
+            deadline_s=rollout.deadline_s,
         )
         send(self._orders, order)
         late = Outcome(failure="timeout", error=f"stopped after {rollout.deadline_s:g} s")

@@ -41,6 +41,8 @@ class Start(Record, frozen=True, kw_only=True, tag="start"):
     attempt: int
     key: str
     input: JSON
+    deadline_s: float
+    """It is stopped after so long, seconds."""
 
 
 class Stop(Record, frozen=True, kw_only=True, tag="stop"):

@@ -65,6 +65,11 @@ def _prepare(setup: Setup, reports: Reports) -> Runner:
     os.environ.update(environment(setup.gateway, _PLACEHOLDER))
     if setup.agent.kind == "command":
         return command_runner(setup.agent.target, setup.gateway)
+    if setup.agent.kind == "http":
+        # Here, because httpx takes a tenth of a second, which other agents may not need.
+        from fulmen.runner.http_agent import http_runner
+
+        return http_runner(setup.agent.target, setup.gateway)
     spans = switch_on(lambda text: reports.send(Hint(text=text))) if setup.tracing else None
     attribution.install(setup.gateway, spans)
     capture.install()

@@ -53,7 +53,7 @@ class RunSettings(Settings):
     """What training and evaluation share: an agent, tasks, a grader and a model."""
 
     agent: Annotated[str, Common]
-    """`file.py:function`, `package.module:function`, or any shell command."""
+    """`file.py:function`, `package.module:function`, any shell command, or the URL of a server."""
     tasks: Annotated[str, Common]
     """JSONL file, one task a line; its `metadata` is shown to the grader only."""
     model: Annotated[str, Common]
