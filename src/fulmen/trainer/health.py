@@ -84,23 +84,28 @@ def hacking_notes(
     """
     if len(finals) < 2 * window or len(finals) % window:
         return
-    gain, error, old, new = _change(intermediates, window)
-    final_gain, final_error, final_old, final_new = _change(finals, window)
+    change, final = _change(intermediates, window), _change(finals, window)
+    if change is None or final is None:
+        return
+    (gain, error, old, new), (final_gain, final_error, final_old, final_new) = change, final
     if gain > max(2 * error, 1e-6) and final_gain <= final_error:
         yield _warn(
             "reward-hacking",
             f"intermediate rewards rose from {old:.3f} to {new:.3f} (means of {window} steps) "
-            f"while the final reward went from {final_old:.3f} to {final_new:.3f}: the policy may be "
-            "earning them instead of solving tasks; lower their weights or cap them",
+            f"while the final reward went from {final_old:.3f} to {final_new:.3f}: the policy may "
+            "be earning them instead of solving tasks; lower their weights or cap them",
         )
 
 
-def _change(values: Sequence[float], window: int) -> tuple[float, float, float, float]:
-    """From the window before the last to the last: gain, its standard error, both means."""
+def _change(values: Sequence[float], window: int) -> tuple[float, float, float, float] | None:
+    """From the window before the last to the last: gain, its standard error, both means.
+
+    None if one of them has no number in it.
+    """
     before = [v for v in values[-2 * window : -window] if not math.isnan(v)]
     after = [v for v in values[-window:] if not math.isnan(v)]
     if not before or not after:
-        return 0.0, 0.0, 0.0, 0.0
+        return None
     old, new = fmean(before), fmean(after)
     error = math.sqrt(pvariance(before) / len(before) + pvariance(after) / len(after))
     return new - old, error, old, new
