@@ -16,7 +16,9 @@ from fulmen.credit.selection import Selector, every
 from fulmen.credit.turns import state_of
 from fulmen.schema.records import Call, RolloutResult, Trajectory, Transition
 
-DropReason = Literal["superseded", "no_tokens", "no_logprobs", "aborted", "greedy"]
+DropReason = Literal[
+    "refused", "superseded", "other_model", "no_tokens", "no_logprobs", "aborted", "greedy"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ def assemble(
     observed: Observed | None = None,
     placed: Placed = NOTHING,
     selected: Selector = every,
+    policy: str | None = None,
 ) -> tuple[Trajectory, list[Dropped]]:
     """Read the calls of a rollout's last attempt as transitions, in order of arrival.
 
@@ -44,13 +47,15 @@ def assemble(
         placed: intermediate rewards. An agent's own is given to its last transition; that of a call
             that is dropped goes nowhere (`rewards.homeless` counts them).
         selected: which calls are trained; the others are there for the order of things.
+        policy: name of the one that is trained: calls that another model answered are dropped.
+            None: they are all its own.
     """
     observed = observed or observe(result)
     calls = {call.id: call for call in observed.calls}
     transitions: list[Transition] = []
     dropped: list[Dropped] = []
     for call in observed.calls:
-        reason = _untrainable(call)
+        reason = _untrainable(call, policy)
         if reason is not None:
             dropped.append(Dropped(call.id, reason))
             continue
@@ -78,9 +83,13 @@ def _reward_last(transitions: list[Transition], agent: str, value: float) -> Non
         transitions[own[-1]] = structs.replace(latest, reward=latest.reward + value)
 
 
-def _untrainable(call: Call) -> DropReason | None:
+def _untrainable(call: Call, policy: str | None) -> DropReason | None:
+    if call.status >= 400:
+        return "refused"
     if call.superseded:
         return "superseded"
+    if policy is not None and call.policy != policy:
+        return "other_model"
     if not call.completion_ids:
         return "no_tokens"
     if len(call.logprobs) != len(call.completion_ids):

@@ -3,15 +3,13 @@
 The one place where rooms meet. It decides nothing that a setting does not decide.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from fulmen.credit.rules import Rule
 from fulmen.gateway.app import Gateway
-from fulmen.gateway.external import External
-from fulmen.gateway.models import Models
-from fulmen.launch.external import read_external
+from fulmen.launch.others import OtherModels, read_others, served_models
 from fulmen.launch.policy import ServedPolicy
 from fulmen.runner.agents import load_function, parse_agent
 from fulmen.runner.pool import Pool
@@ -36,8 +34,8 @@ class Inputs:
     tasks: Sequence[Task]
     val: Sequence[Task]
     judge: Judge
-    external: Mapping[str, External]
-    """Models elsewhere, by the names that agents ask for."""
+    others: OtherModels
+    """Models beside the one that is trained."""
 
 
 def read_inputs(
@@ -46,7 +44,7 @@ def read_inputs(
     errors: AgentErrors | None = None,
     rules: Sequence[Rule] = (),
 ) -> Inputs:
-    """Read tasks and models elsewhere, and load the grader.
+    """Read tasks and the list of other models, and load the grader.
 
     `rules` may have weights of their own among the settings' `reward_weights`.
 
@@ -65,7 +63,7 @@ def read_inputs(
             errors or AgentErrors(),
             Weights(settings.reward_weights or {}, [rule.reward_name for rule in rules]),
         ),
-        external=read_external(settings.external_models),
+        others=read_others(settings.other_models),
     )
 
 
@@ -92,22 +90,21 @@ async def running(
     try:
         # Whatever ran here before has ended: this process owns the folder.
         await store.expire_leases(now=float("inf"))
-        # Any other name means the policy: an unchanged agent asks for whatever it always did.
-        models = Models([policy.as_policy], inputs.external, default=policy.loaded.name)
-        gateway = Gateway(models, store, store.secret)
-        store.on_attempt_end(gateway.forget)
-        async with (
-            aclosing(gateway),
-            Listening(make_app(gateway), settings.host, settings.port) as server,
-            Pool(
-                store,
-                parse_agent(settings.agent),
-                base_url=server.url,
-                workers=settings.workers,
-                processes=settings.processes,
-            ) as pool,
-        ):
-            yield Rig(store, Collector(store, pool, inputs.judge, listen), server.url)
+        async with served_models(policy, inputs.others, settings) as models:
+            gateway = Gateway(models, store, store.secret)
+            store.on_attempt_end(gateway.forget)
+            async with (
+                aclosing(gateway),
+                Listening(make_app(gateway), settings.host, settings.port) as server,
+                Pool(
+                    store,
+                    parse_agent(settings.agent),
+                    base_url=server.url,
+                    workers=settings.workers,
+                    processes=settings.processes,
+                ) as pool,
+            ):
+                yield Rig(store, Collector(store, pool, inputs.judge, listen), server.url)
     finally:
         await store.close()
         await policy.engine.close()

@@ -4,6 +4,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from msgspec import convert
@@ -78,7 +79,7 @@ async def _train(
                 store=rig.store,
                 collector=rig.collector,
                 learner=learner,
-                crediting=crediting,
+                crediting=replace(crediting, policy=policy.loaded.name),
                 save_model=policy.loaded.tokenizer.save_pretrained,
                 train_tasks=inputs.tasks,
                 val_tasks=inputs.val,

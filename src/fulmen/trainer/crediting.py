@@ -40,6 +40,8 @@ class Crediting:
     selected: Selector = every
     patterns: Sequence[str] = ()
     """What `selected` looks for, if it looks for names."""
+    policy: str | None = None
+    """Name of what is trained, as calls carry it; None: there is nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,12 @@ def _read(item: Graded, reward: float, how: Crediting) -> _Item:
     ruled = apply_rules(how.rules, observed, how.predicates)
     placed = place([*ruled, *own_rewards(item.result)], observed, how.weights.values)
     trajectory, dropped = assemble(
-        item.result, reward, observed=observed, placed=placed, selected=how.selected
+        item.result,
+        reward,
+        observed=observed,
+        placed=placed,
+        selected=how.selected,
+        policy=how.policy,
     )
     return _Item(observed, ruled, placed, trajectory, dropped)
 
