@@ -272,3 +272,58 @@ def test_any_numbers_of_tasks_groups_and_workers_fit_together(calc, tmp_path):
     metrics = steps[0].metrics
     assert metrics["collect/rollouts"] == 15
     assert not math.isnan(metrics["reward/mean"])
+
+
+RULES = """
+[[rule]]
+when = "json_valid"
+weight = 0.1
+cap = 0.2
+[[rule]]
+when = "predicate"
+function = "{file}:first"
+weight = 0.05
+name = "opened"
+target = "rollout"
+"""
+
+
+def test_rewards_of_rules_are_stored_counted_and_learned_from(calc, tmp_path):
+    checks = tmp_path / "run_checks.py"
+    checks.write_text("def first(call, tools):\n    return call.index == 0\n")
+    rules = tmp_path / "air.toml"
+    rules.write_text(RULES.format(file=checks))
+    out = tmp_path / "run"
+    listened = []
+    config = settings(
+        calc,
+        out,
+        steps=1,
+        air=str(rules),
+        credit="last",
+        train="prompt-*,nobody",
+        reward_weights="opened=2,json_valid=1",
+    )
+    run(config, listen=listened.append)
+    (line,) = curve(out)
+    done = results(out, step_names(1, 3, 4))
+    given = [r for one in done for r in one.rewards if r.source == "rule"]
+    opened = [r for r in given if r.name == "opened"]
+    valid = [r for r in given if r.name == "json_valid"]
+    assert [r.value for r in opened] == [0.05] * 12
+    assert {r.call_id for r in opened} == {None}
+    assert all(r.call_id in {c.id for one in done for c in one.calls} for r in valid)
+    for one in done:
+        assert sum(r.value for r in one.rewards if r.name == "json_valid") <= 0.2 + 1e-9
+    assert line["reward/air/opened"] == pytest.approx(0.05)
+    total = sum(r.value * (2 if r.name == "opened" else 1) for r in given)
+    assert line["reward/intermediate"] == pytest.approx(total / 12)
+    calls = sum(line[name] for name in line if name.endswith("/calls"))
+    assert calls == sum(len(one.calls) for one in done)
+    shares = {name: line[name] for name in line if name.endswith("/trained")}
+    assert shares == dict.fromkeys(shares, 1.0) != {}
+    told = [e.text for e in listened if getattr(e, "code", "") == "unknown-agent"]
+    assert len(told) == 1
+    assert "no call of 'nobody' in this step" in told[0]
+    assert 'reward_weights = { "opened" = 2.0' in Path(out, "config.toml").read_text()
+    assert json.loads(Path(out, "summary.json").read_text())["steps"] == 1

@@ -101,7 +101,7 @@ def _entry(file: str, name: str, table: object) -> _Elsewhere | _Frozen:
             f"{file}: [{name}] must have either base_url or folder",
             hint="base_url is that of a model elsewhere, folder is loaded and served here",
         )
-    return make_config(kind, table, origin=f"{file}: [{name}]")
+    return make_config(kind, table, origin=f"{file}: [{name}]", flags=False)
 
 
 def _external(file: str, name: str, entry: _Elsewhere) -> External:

@@ -92,8 +92,10 @@ def hacking_notes(
     """
     if len(finals) < 2 * window or len(finals) % window:
         return
-    gain, error, old, new = _change(intermediates, window)
-    final_gain, final_error, final_old, final_new = _change(finals, window)
+    change, final = _change(intermediates, window), _change(finals, window)
+    if change is None or final is None:
+        return
+    (gain, error, old, new), (final_gain, final_error, final_old, final_new) = change, final
     if gain > max(2 * error, 1e-6) and final_gain <= final_error:
         yield _warn(
             "reward-hacking",
@@ -103,12 +105,15 @@ def hacking_notes(
         )
 
 
-def _change(values: Sequence[float], window: int) -> tuple[float, float, float, float]:
-    """From the window before the last to the last: gain, its standard error, both means."""
+def _change(values: Sequence[float], window: int) -> tuple[float, float, float, float] | None:
+    """From the window before the last to the last: gain, its standard error, both means.
+
+    None if one of them has no number in it.
+    """
     before = [v for v in values[-2 * window : -window] if not math.isnan(v)]
     after = [v for v in values[-window:] if not math.isnan(v)]
     if not before or not after:
-        return 0.0, 0.0, 0.0, 0.0
+        return None
     old, new = fmean(before), fmean(after)
     error = math.sqrt(pvariance(before) / len(before) + pvariance(after) / len(after))
     return new - old, error, old, new

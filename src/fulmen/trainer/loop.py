@@ -104,12 +104,12 @@ async def _step(parts: Parts, history: History, tasks: list[Task]) -> StepRecord
     if step == 1 and not parts.val_tasks:
         refuse_hopeless(graded)
     metrics = rollout_metrics(graded, watch.seconds)
-    done = credit_step(graded, parts.crediting)
+    # In a thread, so that heartbeats and the display go on meanwhile.
+    done = await asyncio.to_thread(credit_step, graded, parts.crediting)
     await parts.store.add_rewards(done.rewards)
     for note in done.notes:
         parts.listen(note)
     parts.listen(Progress(phase="learn", step=step, done=0, total=1))
-    # In a thread, so that heartbeats and the display go on meanwhile.
     learned = await asyncio.to_thread(parts.learner.learn, done.credited)
     history.step = step
     history.rewards.append(metrics.get("reward/mean", math.nan))
