@@ -7,15 +7,15 @@ no others. So a client made once, at import, still sends every rollout's own key
 
 import contextvars
 import functools
-import importlib.abc
-import importlib.machinery
-import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
+
+from fulmen.tracing.imports import after_import
+from fulmen.tracing.stream import SpanStream
 
 current_key: contextvars.ContextVar[str | None] = contextvars.ContextVar(
     "fulmen_rollout_key", default=None
@@ -25,24 +25,32 @@ current_key: contextvars.ContextVar[str | None] = contextvars.ContextVar(
 _LIBRARIES = ("httpx", "httpx2")
 
 
-def install(gateway: str) -> None:
-    """Attribute requests to the gateway (its base URL) from now on, in this process."""
+def install(gateway: str, spans: SpanStream | None = None) -> None:
+    """Attribute requests to the gateway (its base URL) from now on, in this process.
+
+    With the spans of the agent's framework they also say which agent asks, and under which span.
+    """
     parts = urlsplit(gateway)
-    sign = functools.partial(_sign, host=parts.hostname, port=parts.port)
-    for name in _LIBRARIES:
-        if name in sys.modules:
-            _patch(sys.modules[name], sign)
-    sys.meta_path.insert(0, _AfterImport(sign))
+    sign = functools.partial(_sign, host=parts.hostname, port=parts.port, spans=spans)
+    after_import({name: functools.partial(_patch, sign=sign) for name in _LIBRARIES})
     _keep_context_in_threads()
 
 
-def _sign(request: Any, *, host: str | None, port: int | None) -> None:  # noqa: ANN401 - httpx.Request
+def _sign(
+    request: Any,  # noqa: ANN401 - httpx.Request
+    *,
+    host: str | None,
+    port: int | None,
+    spans: SpanStream | None,
+) -> None:
     key = current_key.get()
     if key is None or (request.url.host, request.url.port) != (host, port):
         return
     request.headers["authorization"] = f"Bearer {key}"
     if "x-api-key" in request.headers:
         request.headers["x-api-key"] = key
+    if spans is not None:
+        request.headers.update(spans.headers())
 
 
 def _patch(library: ModuleType, sign: Callable[[Any], None]) -> None:
@@ -56,38 +64,6 @@ def _patch(library: ModuleType, sign: Callable[[Any], None]) -> None:
 
     for client in (library.Client, library.AsyncClient):
         client.send = signed(client.send)
-
-
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """Patches the libraries when an agent imports them later."""
-
-    def __init__(self, sign: Callable[[Any], None]) -> None:
-        self._sign = sign
-
-    def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None,
-        target: ModuleType | None = None,  # noqa: ARG002 - part of the interface
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in _LIBRARIES:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _PatchingLoader(spec.loader, self._sign)
-        return spec
-
-
-class _PatchingLoader(importlib.abc.Loader):
-    def __init__(self, loader: Any, sign: Callable[[Any], None]) -> None:  # noqa: ANN401
-        self._loader, self._sign = loader, sign
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        _patch(module, self._sign)
 
 
 def _keep_context_in_threads() -> None:

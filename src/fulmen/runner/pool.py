@@ -5,14 +5,14 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
 from fulmen.runner.agents import AgentSpec, check_agent
-from fulmen.runner.process import WorkerProcess
-from fulmen.runner.wire import Setup
+from fulmen.runner.process import Observation, WorkerProcess
+from fulmen.runner.wire import Rewarded, Seen, Setup
 from fulmen.schema.errors import AgentError, FulmenError, LeaseLost
 from fulmen.schema.records import Lease, Outcome
 from fulmen.store.base import Store
@@ -32,7 +32,7 @@ class Counters:
     failures: dict[str, int] = field(default_factory=dict)
     """By kind."""
     refused: int = 0
-    """Results that came too late."""
+    """Results and rewards that came too late."""
     deaths: int = 0
     """Worker processes that ended when they should not."""
 
@@ -48,12 +48,15 @@ class Pool:
         base_url: str,
         workers: int,
         processes: int | None = None,
+        trace: Callable[[str], None] | None = None,
         lease_s: float = 60.0,
         python: str = sys.executable,
     ) -> None:
         """`workers` agents run at once, spread over `processes` (default: the cores).
 
-        `python` is the interpreter of an environment that has Fulmen and what the agent needs.
+        With `trace`, what happens inside of function agents is watched; it is told, once each, why
+        something cannot be. `python` is the interpreter of an environment that has Fulmen and what
+        the agent needs.
         """
         check_agent(agent)
         wanted = processes or (1 if agent.kind == "command" else os.cpu_count() or 1)
@@ -62,7 +65,11 @@ class Pool:
         self._workers = workers
         self._count = min(wanted, workers)
         capacity = -(-workers // self._count)
-        self._setup = Setup(agent=agent, gateway=base_url, capacity=capacity)
+        self._setup = Setup(
+            agent=agent, gateway=base_url, capacity=capacity, tracing=trace is not None
+        )
+        self._hint = trace
+        self._hints: set[str] = set()
         self._lease_s = lease_s
         self._python = python
         self._name = f"{socket.gethostname()}-{os.getpid()}"
@@ -101,7 +108,7 @@ class Pool:
         await asyncio.shield(self._broken)
 
     async def _start_process(self) -> None:
-        process = WorkerProcess(self._setup, self._ended, self._python)
+        process = WorkerProcess(self._setup, self._ended, self._observed, self._python)
         await process.start()
         self._processes.append(process)
         self._tasks.append(asyncio.create_task(self._guard(self._watch(process))))
@@ -152,6 +159,19 @@ class Pool:
             counters.running -= 1
             async with self._idle:
                 self._idle.notify_all()
+
+    async def _observed(self, report: Observation) -> None:
+        """Keep what an attempt shows while it runs."""
+        if isinstance(report, Seen):
+            await self._store.record_spans([report.span])
+        elif isinstance(report, Rewarded):
+            try:
+                await self._store.add_rewards([report.reward])
+            except LeaseLost:
+                self.counters.refused += 1
+        elif self._hint is not None and report.text not in self._hints:
+            self._hints.add(report.text)
+            self._hint(report.text)
 
     async def _keep_leases(self) -> None:
         """Renew what is running, stop what was taken away, and give lost leases of others back."""

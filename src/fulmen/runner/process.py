@@ -7,10 +7,27 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable
+from typing import TypeAlias
 
-from fulmen.runner.wire import Ended, FromWorker, Ready, Setup, Start, Stop, receive_report, send
+from fulmen.runner.wire import (
+    MOST_BYTES,
+    Ended,
+    FromWorker,
+    Hint,
+    Ready,
+    Rewarded,
+    Seen,
+    Setup,
+    Start,
+    Stop,
+    receive_report,
+    send,
+)
 from fulmen.schema.errors import AgentError
 from fulmen.schema.records import Lease, Outcome
+
+Ending = Callable[[Lease, Outcome], Awaitable[None]]
+Observation: TypeAlias = Seen | Rewarded | Hint
 
 
 class WorkerProcess:
@@ -19,10 +36,12 @@ class WorkerProcess:
     def __init__(
         self,
         setup: Setup,
-        ended: Callable[[Lease, Outcome], Awaitable[None]],
+        ended: Ending,
+        observed: Callable[[Observation], Awaitable[None]],
         python: str = sys.executable,
     ) -> None:
-        """`ended` is awaited for every attempt, whichever way it ends.
+        """`ended` is awaited for every attempt, whichever way it ends, after everything that was
+        observed of it.
 
         `python` runs the process; Fulmen is installed for it, without its extras if need be.
         """
@@ -31,11 +50,22 @@ class WorkerProcess:
         """Attempts that came to an end of their own in this process."""
         self._setup = setup
         self._ended = ended
+        self._observed = observed
         self._python = python
+        self._connections: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        """Orders out, reports in; whole, because a writer that nobody keeps closes its socket."""
         self._next_ticket = 0
         self._verdicts: dict[int, Outcome] = {}
         """Outcomes decided here for attempts that are being stopped."""
         self._timers: dict[int, list[asyncio.TimerHandle]] = {}
+
+    @property
+    def _orders(self) -> asyncio.StreamWriter:
+        return self._connections[0][1]
+
+    @property
+    def _reports(self) -> asyncio.StreamReader:
+        return self._connections[1][0]
 
     async def start(self) -> None:
         """Start the process and wait until it has imported the agent.
@@ -43,31 +73,37 @@ class WorkerProcess:
         Raises:
             AgentError: the agent cannot be imported, or ends the process while it is imported.
         """
-        ours, theirs = socket.socketpair()
+        orders, their_orders = socket.socketpair()
+        reports, their_reports = socket.socketpair()
         try:
-            with theirs:
-                self._process = await self._spawn(theirs)
-            self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=2**26)
-            send(self._writer, self._setup)
-            report = await receive_report(self._reader)
+            with their_orders, their_reports:
+                self._process = await self._spawn(their_orders, their_reports)
+            for ours in (orders, reports):
+                self._connections.append(await asyncio.open_connection(sock=ours, limit=MOST_BYTES))
+            send(self._orders, self._setup)
+            report = await receive_report(self._reports)
+            while isinstance(report, Hint):  # of what the agent imports
+                await self._observed(report)
+                report = await receive_report(self._reports)
             if not isinstance(report, Ready) or report.error:
                 raise self._refusal(report, await self._process.wait())
         except BaseException:  # refused, or the pool is closed while this process starts
             if hasattr(self, "_process"):
                 self.kill()
                 await self._process.wait()
-            if hasattr(self, "_writer"):
-                self._writer.close()
-            ours.close()
+            self._close()
+            orders.close()
+            reports.close()
             raise
 
-    async def _spawn(self, connection: socket.socket) -> asyncio.subprocess.Process:
+    async def _spawn(self, *connections: socket.socket) -> asyncio.subprocess.Process:
+        descriptors = [connection.fileno() for connection in connections]
         return await asyncio.create_subprocess_exec(
             self._python,
             "-m",
             "fulmen.runner.worker",
-            str(connection.fileno()),
-            pass_fds=(connection.fileno(),),
+            *map(str, descriptors),
+            pass_fds=descriptors,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
@@ -81,15 +117,17 @@ class WorkerProcess:
 
         Attempts that it was running then end as infrastructure failures.
         """
-        while (report := await receive_report(self._reader)) is not None:
+        while (report := await receive_report(self._reports)) is not None:
             if isinstance(report, Ended):
                 self.finished += 1
                 await self._settle(report.ticket, report.outcome)
+            elif not isinstance(report, Ready):
+                await self._observed(report)
         how = _how(await self._process.wait())
         for ticket in list(self.running):
             lost = Outcome(failure="infrastructure", error=f"the worker process ended ({how})")
             await self._settle(ticket, lost)
-        self._writer.close()
+        self._close()
         return how
 
     def run(self, lease: Lease) -> None:
@@ -98,10 +136,14 @@ class WorkerProcess:
         self._next_ticket += 1
         self.running[ticket] = lease
         rollout = lease.rollout
-        send(
-            self._writer,
-            Start(ticket=ticket, rollout_id=rollout.id, key=lease.key, input=rollout.task.input),
+        order = Start(
+            ticket=ticket,
+            rollout_id=rollout.id,
+            attempt=lease.attempt,
+            key=lease.key,
+            input=rollout.task.input,
         )
+        send(self._orders, order)
         late = Outcome(failure="timeout", error=f"stopped after {rollout.deadline_s:g} s")
         self._later(ticket, rollout.deadline_s, self.stop, ticket, late)
 
@@ -109,7 +151,7 @@ class WorkerProcess:
         """End an attempt with a verdict; if it does not yield, end the process under it."""
         if ticket in self.running and ticket not in self._verdicts:
             self._verdicts[ticket] = verdict
-            send(self._writer, Stop(ticket=ticket))
+            send(self._orders, Stop(ticket=ticket))
             self._later(ticket, _STOP_GRACE_S, self.kill)
 
     def kill(self) -> None:
@@ -119,12 +161,16 @@ class WorkerProcess:
 
     async def close(self) -> None:
         """Let the process end, and see that it does."""
-        self._writer.close()
+        self._close()
         try:
             await asyncio.wait_for(self._process.wait(), _CLOSE_GRACE_S)
         except TimeoutError:
             self.kill()
             await self._process.wait()
+
+    def _close(self) -> None:
+        for _, writer in self._connections:
+            writer.close()
 
     async def _settle(self, ticket: int, outcome: Outcome) -> None:
         lease = self.running.pop(ticket, None)

@@ -1,15 +1,23 @@
-"""What the pool and its worker processes say to each other: msgpack frames over a socket pair."""
+"""What the pool and its worker processes say to each other: msgpack frames over two sockets.
+
+Orders go one way, reports the other. A worker sends a report from whatever thread has it, at once:
+what it said before it was killed has been said.
+"""
 
 import asyncio
+import socket
 import struct
+import threading
 from typing import TypeAlias
 
 import msgspec
 
 from fulmen.runner.agents import AgentSpec
-from fulmen.schema.records import JSON, Outcome, Record
+from fulmen.schema.records import JSON, Outcome, Record, Reward, Span
 
 _LENGTH = struct.Struct("<I")
+MOST_BYTES = 2**26
+"""Of a message."""
 
 
 class Setup(Record, frozen=True, kw_only=True, tag="setup"):
@@ -20,6 +28,8 @@ class Setup(Record, frozen=True, kw_only=True, tag="setup"):
     """Base URL without a path."""
     capacity: int
     """How many attempts it may be given at once."""
+    tracing: bool = True
+    """Watch the agent's framework."""
 
 
 class Start(Record, frozen=True, kw_only=True, tag="start"):
@@ -28,6 +38,7 @@ class Start(Record, frozen=True, kw_only=True, tag="start"):
     ticket: int
     """Names the attempt between pool and worker."""
     rollout_id: str
+    attempt: int
     key: str
     input: JSON
 
@@ -44,6 +55,24 @@ class Ready(Record, frozen=True, kw_only=True, tag="ready"):
     error: str = ""
 
 
+class Seen(Record, frozen=True, kw_only=True, tag="seen"):
+    """A span began or ended."""
+
+    span: Span
+
+
+class Rewarded(Record, frozen=True, kw_only=True, tag="rewarded"):
+    """The agent gave a reward."""
+
+    reward: Reward
+
+
+class Hint(Record, frozen=True, kw_only=True, tag="hint"):
+    """Something that the user may want to know."""
+
+    text: str
+
+
 class Ended(Record, frozen=True, kw_only=True, tag="ended"):
     """An attempt came to its end."""
 
@@ -52,17 +81,39 @@ class Ended(Record, frozen=True, kw_only=True, tag="ended"):
 
 
 ToWorker: TypeAlias = Setup | Start | Stop
-FromWorker: TypeAlias = Ready | Ended
+FromWorker: TypeAlias = Ready | Seen | Rewarded | Hint | Ended
 
 _ENCODER = msgspec.msgpack.Encoder()
 _TO_WORKER = msgspec.msgpack.Decoder(ToWorker)
 _FROM_WORKER = msgspec.msgpack.Decoder(FromWorker)
 
 
-def send(writer: asyncio.StreamWriter, message: ToWorker | FromWorker) -> None:
-    """Queue a message."""
+def send(writer: asyncio.StreamWriter, order: ToWorker) -> None:
+    """Queue an order."""
+    writer.write(_framed(order))
+
+
+class Reports:
+    """The worker's side of the socket that its reports go through."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        """The socket has to be a blocking one: a slow pool slows its workers down."""
+        self._connection = connection
+        self._turn = threading.Lock()
+
+    def send(self, report: FromWorker) -> None:
+        """Hand a report to the kernel; nothing happens if the pool is gone."""
+        data = _framed(report)
+        with self._turn:
+            try:
+                self._connection.sendall(data)
+            except OSError:
+                return
+
+
+def _framed(message: ToWorker | FromWorker) -> bytes:
     data = _ENCODER.encode(message)
-    writer.write(_LENGTH.pack(len(data)) + data)
+    return _LENGTH.pack(len(data)) + data
 
 
 async def receive_order(reader: asyncio.StreamReader) -> ToWorker | None:
