@@ -1,7 +1,6 @@
 """Many rollouts of one agent at once: a store, a gateway, and workers in another environment."""
 
 import asyncio
-import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -75,7 +74,7 @@ async def rig(
     tokenizer: Any,
     *,
     workers: int,
-    python: str = sys.executable,
+    python: str = "",
     trace: Callable[[str], None] | None = None,
 ) -> AsyncIterator[Rig]:
     """Run an agent of the folder `agents` in one process; `trace` as for `Pool`."""
@@ -90,12 +89,11 @@ async def rig(
             Listening(make_app(gateway), "127.0.0.1", 0) as server,
             Pool(
                 store,
-                parse_agent(f"{AGENTS}/{agent}"),
+                parse_agent(f"{AGENTS}/{agent}", python),
                 base_url=server.url,
                 workers=workers,
                 processes=1,
                 trace=trace,
-                python=python,
             ) as pool,
         ):
             yield Rig(store, pool, engine)

@@ -28,10 +28,13 @@ class AgentSpec(Record, frozen=True, kw_only=True):
     kind: Literal["function", "command"]
     target: str
     """`source:name` of a function, or the command line."""
+    python: str = ""
+    """Interpreter for a function whose packages are in another environment; Fulmen is installed
+    there too, without its extras if need be. Empty: the one that runs Fulmen."""
 
 
-def parse_agent(text: str) -> AgentSpec:
-    """Tell a function from a command.
+def parse_agent(text: str, python: str = "") -> AgentSpec:
+    """Tell a function from a command; `python` as in `AgentSpec`.
 
     >>> parse_agent("agent.py:solve").kind, parse_agent("python agent.py").kind
     ('function', 'command')
@@ -39,7 +42,7 @@ def parse_agent(text: str) -> AgentSpec:
     if not text.strip():
         raise AgentError("the agent is empty", hint="give file.py:function or a command")
     kind = "function" if _FUNCTION.match(text.strip()) else "command"
-    return AgentSpec(kind=kind, target=text.strip())
+    return AgentSpec(kind=kind, target=text.strip(), python=python)
 
 
 def check_agent(spec: AgentSpec) -> None:

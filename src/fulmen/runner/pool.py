@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import socket
-import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -50,13 +49,11 @@ class Pool:
         processes: int | None = None,
         trace: Callable[[str], None] | None = None,
         lease_s: float = 60.0,
-        python: str = sys.executable,
     ) -> None:
         """`workers` agents run at once, spread over `processes` (default: the cores).
 
         With `trace`, what happens inside of function agents is watched; it is told, once each, why
-        something cannot be. `python` is the interpreter of an environment that has Fulmen and what
-        the agent needs.
+        something cannot be.
         """
         check_agent(agent)
         wanted = processes or (1 if agent.kind == "command" else os.cpu_count() or 1)
@@ -71,7 +68,6 @@ class Pool:
         self._hint = trace
         self._hints: set[str] = set()
         self._lease_s = lease_s
-        self._python = python
         self._name = f"{socket.gethostname()}-{os.getpid()}"
         self._processes: list[WorkerProcess] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -108,7 +104,7 @@ class Pool:
         await asyncio.shield(self._broken)
 
     async def _start_process(self) -> None:
-        process = WorkerProcess(self._setup, self._ended, self._observed, self._python)
+        process = WorkerProcess(self._setup, self._ended, self._observed)
         await process.start()
         self._processes.append(process)
         self._tasks.append(asyncio.create_task(self._guard(self._watch(process))))

@@ -34,24 +34,16 @@ class WorkerProcess:
     """One process and the attempts it is running."""
 
     def __init__(
-        self,
-        setup: Setup,
-        ended: Ending,
-        observed: Callable[[Observation], Awaitable[None]],
-        python: str = sys.executable,
+        self, setup: Setup, ended: Ending, observed: Callable[[Observation], Awaitable[None]]
     ) -> None:
         """`ended` is awaited for every attempt, whichever way it ends, after everything that was
-        observed of it.
-
-        `python` runs the process; Fulmen is installed for it, without its extras if need be.
-        """
+        observed of it."""
         self.running: dict[int, Lease] = {}
         self.finished = 0
         """Attempts that came to an end of their own in this process."""
         self._setup = setup
         self._ended = ended
         self._observed = observed
-        self._python = python
         self._connections: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         """Orders out, reports in; whole, because a writer that nobody keeps closes its socket."""
         self._next_ticket = 0
@@ -99,7 +91,7 @@ class WorkerProcess:
     async def _spawn(self, *connections: socket.socket) -> asyncio.subprocess.Process:
         descriptors = [connection.fileno() for connection in connections]
         return await asyncio.create_subprocess_exec(
-            self._python,
+            self._setup.agent.python or sys.executable,
             "-m",
             "fulmen.runner.worker",
             *map(str, descriptors),
