@@ -77,7 +77,7 @@ async def serve(options: Options) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(BASE)
     ids = tuple(tokenizer.encode(options.reply + "<|im_end|>", add_special_tokens=False))
     policy = Policy(MODEL, TimedEngine(ids, options), make_renderer(tokenizer, "qwen3"))
-    elsewhere = {"external": External(options.backend, MODEL)} if options.backend else {}
+    elsewhere = [External("external", options.backend, MODEL)] if options.backend else []
     with tempfile.TemporaryDirectory() as folder:
         store = open_store(Path(folder) / "run.db")
         names = [f"r{number}" for number in range(options.keys)]

@@ -175,9 +175,11 @@ def test_a_value_out_of_range(place):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (None, "external.toml: no such file"),
-        ("judge = 3", "external.toml: judge must be a table"),
-        ("[judge]\nmodel = 'x'", "external.toml: [judge]: base_url is missing"),
+        (None, "others.toml: no such file"),
+        ("judge = 3", "others.toml: judge must be a table"),
+        ("[judge]\nmodel = 'x'", "others.toml: [judge] must have either base_url or folder"),
+        ("[judge]\nfolder = 'x'\nbase_url = 'http://x'", "either base_url or folder"),
+        ("[judge]\nfolder = 'x'\nmodel = 'y'", "there is no setting 'model'"),
         ("[judge]\nbase_url = 'ftp://x'", "[judge]: base_url is 'ftp://x'"),
         ("[judge]\nbase_ulr = 'http://x'", "did you mean 'base_url'?"),
         (
@@ -186,10 +188,10 @@ def test_a_value_out_of_range(place):
         ),
     ],
 )
-def test_a_list_of_models_elsewhere_is_checked_before_anything_starts(place, text, words):
+def test_a_list_of_other_models_is_checked_before_anything_starts(place, text, words):
     if text is not None:
-        (place.folder / "external.toml").write_text(text)
-    done = place(**{"external-models": "external.toml"})
+        (place.folder / "others.toml").write_text(text)
+    done = place(**{"other-models": "others.toml"})
     assert done.returncode != 0
     assert words in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

@@ -19,6 +19,7 @@ from fulmen.gateway.exchange import Policy
 from fulmen.gateway.external import External
 from fulmen.gateway.models import Models
 from fulmen.schema.errors import EngineError
+from fulmen.schema.headers import AGENT, TRACEPARENT
 from fulmen.schema.keys import KeyClaims, mint_key
 from fulmen.schema.records import Call, Sampling
 from fulmen.server.app import make_app
@@ -111,12 +112,16 @@ async def world(tokenizer, renderer):
             )
         )
         models = Models(
-            [Policy(name, engine, renderer) for name, engine in engines.items()],
-            {
-                "judge": External(f"{theirs.url}/v1", "big", api_key="their-key"),
-                "gone": External("http://127.0.0.1:9/v1", "big"),
-            },
+            [
+                Policy(name, engine, renderer, frozen=name == "two")
+                for name, engine in engines.items()
+            ],
+            [
+                External("judge", f"{theirs.url}/v1", "big", api_key="their-key"),
+                External("gone", "http://127.0.0.1:9/v1", "big"),
+            ],
             default="one",
+            agents=[("plan*", "two"), ("critic", "judge")],
         )
         gateway = Gateway(models, records, SECRET)
         stack.push_async_callback(gateway.aclose)
@@ -168,7 +173,7 @@ async def test_a_model_elsewhere_gets_its_own_key_and_is_recorded_without_tokens
     response = await world.post(model="judge")
     assert response.json() == {"id": "theirs-big", "said": "Bearer their-key"}
     (call,) = world.records.calls
-    assert (call.rollout_id, call.policy, call.completion_ids) == ("r", "", ())
+    assert (call.rollout_id, call.policy, call.completion_ids) == ("r", "judge", ())
     assert call.request["model"] == "judge"
     assert call.response["id"] == "theirs-big"
 
@@ -189,8 +194,77 @@ async def test_an_error_from_elsewhere_is_the_client_s_to_see(world):
 async def test_a_model_that_cannot_be_reached_is_a_bad_gateway(world):
     response = await world.post(model="gone")
     assert response.status_code == 502
+    (call,) = world.records.calls
+    assert (call.status, call.finish_reason, call.response) == (502, "error", response.json())
     assert "their-key" not in response.text
     assert text_of(await world.post()) == "I am one."
+
+
+# Agents ---------------------------------------------------------------------------------------
+
+
+def asking(world, agent, **claims) -> dict[str, str]:
+    return {"authorization": f"Bearer {world.key(**claims)}", AGENT: agent}
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_agent_with_a_model_of_its_own_gets_it_whatever_it_asks_for(world, path, stream):
+    for agent in ("planner", "writer", "plan", ""):
+        response = await world.post(path, headers=asking(world, agent), stream=stream)
+        assert response.status_code == 200
+    answered = [(call.agent, call.policy) for call in world.records.calls]
+    assert answered == [("planner", "two"), ("writer", "one"), ("plan", "two"), ("", "one")]
+
+
+async def test_an_agent_s_model_may_be_elsewhere(world):
+    trace = {TRACEPARENT: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
+    for stream in (False, True):
+        await world.post(headers=asking(world, "critic") | trace, stream=stream)
+        call = await world.records.first()
+        assert (call.agent, call.span_id, call.policy) == ("critic", "00f067aa0ba902b7", "judge")
+        assert (call.protocol, call.status, call.completion_ids) == ("chat", 200, ())
+        world.records.calls.clear()
+
+
+async def test_a_frozen_model_samples_as_its_agent_asks(world):
+    sampling = Sampling(temperature=0.0, max_tokens=1)
+    headers = asking(world, "planner", sampling=sampling)
+    response = await world.post(headers=headers, temperature=0.7)
+    assert text_of(response) == "I am two."
+    assert world.engines["two"].requests[0].temperature == 0.7
+
+
+async def test_a_conversation_with_one_policy_is_not_continued_from_another_s_tokens(world):
+    first = await world.post(headers=asking(world, "writer"))
+    more = [*USER, first.json()["choices"][0]["message"], {"role": "user", "content": "and?"}]
+    for agent in ("planner", "writer"):
+        await world.post(headers=asking(world, agent), messages=more)
+    begun, other, own = world.records.calls
+    assert (other.parent, other.drift) == (None, None)
+    assert own.parent == begun.id
+
+
+async def test_tokens_are_counted_as_the_agent_s_own_model_counts_them(world, tokenizer):
+    class Wordy:
+        def __init__(self, renderer):
+            self._renderer = renderer
+
+        def render(self, messages, tools, options):
+            return self._renderer.render(messages, tools, options) * 2
+
+    models = world.gateway._models
+    wordy = Policy("two", world.engines["two"], Wordy(models.policy("one").renderer))  # type: ignore[arg-type]
+    models._policies["two"] = wordy
+    counts = {}
+    for agent in ("writer", "planner"):
+        response = await world.http.post(
+            f"{world.url}/v1/messages/count_tokens",
+            json={"model": "one", "messages": USER},
+            headers=asking(world, agent),
+        )
+        counts[agent] = response.json()["input_tokens"]
+    assert counts["planner"] == 2 * counts["writer"]
 
 
 # Keys -----------------------------------------------------------------------------------------

@@ -162,9 +162,15 @@ def test_every_call_becomes_a_transition_with_exactly_what_was_sampled():
         ({"finish_reason": "abort"}, "aborted"),
         ({"superseded": True}, "superseded"),
         ({"temperature": 0.0}, "greedy"),
+        ({"policy": "checker"}, "other_model"),
+        (
+            {"status": 400, "completion_ids": (), "logprobs": (), "versions": (), "policy": ""},
+            "refused",
+        ),
     ],
 )
 def test_a_call_that_cannot_be_trained_is_named_with_its_reason(changes, reason):
-    got, dropped = assemble(result(call(0), call(1, **changes)), 1.0)
+    own, other = call(0, policy="p"), call(1, **{"policy": "p", **changes})
+    got, dropped = assemble(result(own, other), 1.0, policy="p")
     assert [t.call_id for t in got.transitions] == ["c0"]
     assert [(d.call_id, d.reason) for d in dropped] == [("c1", reason)]

@@ -229,6 +229,43 @@ def test_an_agent_that_fails_on_every_task_is_refused_with_its_error():
         refuse_hopeless([failed, failed])
 
 
+def refused_call(**changes) -> Call:
+    error = {"error": {"message": "maximum context length is 512 tokens"}}
+    nothing = {"prompt_ids": (), "completion_ids": (), "logprobs": (), "versions": ()}
+    told = {"status": 400, "finish_reason": "error", "response": error}
+    return replace(chat_call(), **{"id": "refused", **nothing, **told, **changes})
+
+
+def test_an_agent_whose_every_request_is_refused_is_told_the_first_refusal():
+    item = Graded(result("2", calls=(refused_call(),)), 1.0)
+    with pytest.raises(AgentError, match=r"all 2 requests .* with 400: .*maximum context length"):
+        refuse_hopeless([item, item])
+    refuse_hopeless([item, Graded(result("2", calls=(chat_call(),)), 1.0)])
+
+
+def test_refused_calls_are_counted_and_change_no_other_figure():
+    plain, refused = (chat_call(),), (chat_call(), refused_call(), refused_call(id="again"))
+    one, other = (
+        rollout_metrics(graded(lambda output: output == "2", result("2", calls=calls)), 1.0)
+        for calls in (plain, refused)
+    )
+    assert (one["collect/refused_calls"], other["collect/refused_calls"]) == (0, 2)
+    assert other | {"collect/refused_calls": 0} == one
+
+
+def test_a_model_elsewhere_tells_no_tokens_so_it_is_in_no_mean_of_them():
+    elsewhere = replace(chat_call(), prompt_ids=(), completion_ids=(), finish_reason="external")
+    metrics = rollout_metrics([Graded(result("2", calls=(chat_call(), elsewhere)), 1.0)], 1.0)
+    assert metrics["collect/calls_per_rollout"] == 2
+    assert metrics["collect/prompt_tokens"] == metrics["collect/completion_tokens"] == 1
+
+
+def test_a_grader_reads_the_conversation_of_the_last_call_that_was_answered():
+    said, calls = [], (chat_call(), refused_call())
+    graded(lambda messages: said.extend(messages) or 0, result("2", calls=calls))
+    assert [message["role"] for message in said] == ["user", "assistant"]
+
+
 def test_a_step_without_signal_is_explained_in_words():
     (note,) = step_notes({"groups/with_signal": 0.0, "reward/mean": 0.01})
     assert "too hard" in note.text

@@ -10,7 +10,9 @@ from typing import Literal
 
 from fulmen.schema.records import Call, RolloutResult, Trajectory, Transition
 
-DropReason = Literal["superseded", "no_tokens", "no_logprobs", "aborted", "greedy"]
+DropReason = Literal[
+    "refused", "superseded", "other_model", "no_tokens", "no_logprobs", "aborted", "greedy"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +23,19 @@ class Dropped:
     reason: DropReason
 
 
-def assemble(result: RolloutResult, reward: float) -> tuple[Trajectory, list[Dropped]]:
+def assemble(
+    result: RolloutResult, reward: float, *, policy: str | None = None
+) -> tuple[Trajectory, list[Dropped]]:
     """Read the calls of a rollout's last attempt as transitions, in order of arrival.
 
     `reward` is the final reward of the rollout, already decided (grader, agent or failure policy).
+    `policy` names the one that is trained: calls that another model answered are dropped. None:
+    they are all its own.
     """
     kept: list[Call] = []
     dropped: list[Dropped] = []
     for call in result.calls:
-        reason = _untrainable(call)
+        reason = _untrainable(call, policy)
         if reason is None:
             kept.append(call)
         else:
@@ -45,9 +51,13 @@ def assemble(result: RolloutResult, reward: float) -> tuple[Trajectory, list[Dro
     )
 
 
-def _untrainable(call: Call) -> DropReason | None:
+def _untrainable(call: Call, policy: str | None) -> DropReason | None:
+    if call.status >= 400:
+        return "refused"
     if call.superseded:
         return "superseded"
+    if policy is not None and call.policy != policy:
+        return "other_model"
     if not call.completion_ids:
         return "no_tokens"
     if len(call.logprobs) != len(call.completion_ids):

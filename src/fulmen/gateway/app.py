@@ -9,7 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from fulmen.gateway import ids
 from fulmen.gateway.access import claims_of
+from fulmen.gateway.arrival import Arrival, arrival_of
 from fulmen.gateway.attempt import Attempt, Attempts
 from fulmen.gateway.body import ReadBody, read_body
 from fulmen.gateway.chat.endpoint import CHAT
@@ -26,6 +28,7 @@ from fulmen.gateway.openapi import description
 from fulmen.gateway.responses.endpoint import Responses, stored_response
 from fulmen.gateway.stream import EventStream
 from fulmen.schema.errors import FulmenError
+from fulmen.schema.headers import AGENT, read_agent
 from fulmen.schema.keys import KeyClaims
 from fulmen.schema.records import JSON
 
@@ -103,24 +106,38 @@ class Gateway:
 
     async def _serve(self, endpoint: Endpoint, request: Request, claims: KeyClaims) -> Response:
         body = await read_body(request)
+        arrival = arrival_of(request.headers, claims, self._attempts.of(claims).next_index())
+        try:
+            return await self._answer(endpoint, request, body, arrival)
+        except RequestRefused as refusal:
+            if refusal.status != 503:  # held too long: the client comes again
+                call = arrival.call(
+                    ids.call_id(endpoint.prefix, ids.mint(), 0),
+                    endpoint.path,
+                    request=body.value,
+                    response=endpoint.error(refusal),
+                    status=refusal.status,
+                )
+                await self._recorder.record_calls([call])
+            raise
+
+    async def _answer(
+        self, endpoint: Endpoint, request: Request, body: ReadBody, arrival: Arrival
+    ) -> Response:
+        claims, agent = arrival.claims, arrival.agent
         attempt = self._attempts.of(claims)
         name = body.value.get("model") if isinstance(body.value, dict) else None
-        if (external := self._models.external(name)) is not None:
+        if (external := self._models.external(name, agent)) is not None:
             return await self._forwarding.forward(
-                request,
-                body,
-                external,
-                path=endpoint.path,
-                claims=claims,
-                index=attempt.next_index(),
+                request, body, external, path=endpoint.path, arrival=arrival
             )
         asked = endpoint.read(body.value, attempt)
-        policy = self._models.policy(asked.model)
+        policy = self._models.policy(asked.model, agent)
         await self._gate.passed(patience(request.headers))
         await self._note_retry(request, body, attempt, claims)
         exchange = Exchange(
             asked,
-            claims,
+            arrival,
             attempt,
             policy=policy,
             recorder=self._recorder,
@@ -145,8 +162,9 @@ class Gateway:
             await self._recorder.supersede_calls(claims.rollout_id, claims.attempt, lost.call_ids)
 
     async def _count_tokens(self, request: Request, claims: KeyClaims) -> Response:
-        body = await read_body(request)
-        return json_response(count_tokens(body.value, self._attempts.of(claims), self._models))
+        body, attempt = await read_body(request), self._attempts.of(claims)
+        agent = read_agent(request.headers.get(AGENT))
+        return json_response(count_tokens(body.value, attempt, self._models, agent))
 
     async def _response(self, request: Request, claims: KeyClaims) -> Response:
         kept = stored_response(request.path_params["name"], self._attempts.of(claims))

@@ -38,13 +38,18 @@ class KeptResponse:
 class Attempt:
     """Conversations served, responses kept, requests seen."""
 
-    conversation: Conversation = field(default_factory=Conversation)
     responses: dict[str, KeptResponse] = field(default_factory=dict)
     """By id (the responses protocol)."""
+    _conversations: dict[str, Conversation] = field(default_factory=dict)
+    """By policy: the tokens of one are not those of another."""
     _calls: int = 0
     _repeats: dict[bytes, int] = field(default_factory=dict)
     _asked: dict[bytes, list[Asked]] = field(default_factory=dict)
     """By digest of the body."""
+
+    def conversation(self, policy: str) -> Conversation:
+        """What this policy has said in the attempt."""
+        return self._conversations.setdefault(policy, Conversation())
 
     def next_index(self) -> int:
         """Number a request in order of arrival: 0, 1, …"""

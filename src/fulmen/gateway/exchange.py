@@ -9,6 +9,7 @@ from typing import Protocol
 
 from fulmen.engine.base import Engine, GenerateRequest
 from fulmen.gateway import ids
+from fulmen.gateway.arrival import Arrival
 from fulmen.gateway.attempt import Asked, Attempt, digest
 from fulmen.gateway.completion import Completion, TextStream
 from fulmen.gateway.conversation import Prompt, Served
@@ -17,8 +18,7 @@ from fulmen.gateway.render import Answer, ChatRenderer, Message
 from fulmen.gateway.request import ModelRequest
 from fulmen.schema.codec import pack_tokens
 from fulmen.schema.errors import GrammarError
-from fulmen.schema.keys import KeyClaims
-from fulmen.schema.records import JSON, Call
+from fulmen.schema.records import JSON, Call, Sampling
 
 
 class Recorder(Protocol):
@@ -40,6 +40,8 @@ class Policy:
     name: str
     engine: Engine
     renderer: ChatRenderer
+    frozen: bool = False
+    """Never trained: it samples as it is asked, whatever the rollout's own sampling is."""
 
 
 @dataclass(slots=True)
@@ -66,7 +68,7 @@ class Exchange:
     def __init__(
         self,
         request: ModelRequest,
-        claims: KeyClaims,
+        arrival: Arrival,
         attempt: Attempt,
         *,
         policy: Policy,
@@ -79,14 +81,14 @@ class Exchange:
         """
         self.request = request
         self.attempt = attempt
-        self.started = time.time()
+        self.started = arrival.started
         self.key = ids.mint()
         """The random part of all ids of this exchange."""
-        self._claims = claims
+        self._arrival = arrival
+        self._sampling = Sampling() if policy.frozen else arrival.claims.sampling
         self._policy = policy
         self._recorder = recorder
-        self._index = attempt.next_index()
-        self.prompts = render(request, attempt, policy.renderer)
+        self.prompts = render(request, attempt, policy)
         self.choices = [
             Choice(ids.call_id(prefix, self.key, place), self.prompts[place // request.n])
             for place in range(len(self.prompts) * request.n)
@@ -119,12 +121,12 @@ class Exchange:
     @property
     def temperature(self) -> float:
         """The rollout's, else the client's, else 1."""
-        return _first(self._claims.sampling.temperature, self.request.temperature, 1.0)
+        return _first(self._sampling.temperature, self.request.temperature, 1.0)
 
     @property
     def top_p(self) -> float:
         """The rollout's, else the client's, else 1."""
-        return _first(self._claims.sampling.top_p, self.request.top_p, 1.0)
+        return _first(self._sampling.top_p, self.request.top_p, 1.0)
 
     async def run(self) -> None:
         """Sample all choices and record them; what was sampled is recorded on cancellation too."""
@@ -231,7 +233,7 @@ class Exchange:
 
     def _remember(self, choice: Choice) -> None:
         served = Served(choice.call_id, choice.prompt.ids, tuple(choice.completion.ids))
-        request, conversation = self.request, self.attempt.conversation
+        request, conversation = self.request, self.attempt.conversation(self._policy.name)
         if request.prompts:
             if choice.completion.stopped_at is not None:
                 return  # the tokens hold the stop string, the text that the client has does not
@@ -247,12 +249,14 @@ class Exchange:
         return [
             Call(
                 id=choice.call_id,
-                rollout_id=self._claims.rollout_id,
-                attempt=self._claims.attempt,
-                index=self._index,
+                rollout_id=self._arrival.claims.rollout_id,
+                attempt=self._arrival.claims.attempt,
+                index=self._arrival.index,
                 choice=place,
                 parent=choice.prompt.parent,
                 protocol=self.request.protocol,
+                agent=self._arrival.agent,
+                span_id=self._arrival.span_id,
                 policy=self._policy.name,
                 prompt_ids=choice.prompt.ids,
                 completion_ids=tuple(choice.completion.ids),
@@ -287,7 +291,7 @@ class Exchange:
             raise RequestRefused("the prompt is empty", param="prompt")
         if self.request.prompts and max(prompt.ids) >= self._policy.engine.info.vocab_size:
             raise RequestRefused("the prompt has a token that the model has not", param="prompt")
-        bounds = (left, self.request.max_tokens, self._claims.sampling.max_tokens)
+        bounds = (left, self.request.max_tokens, self._sampling.max_tokens)
         return min(bound for bound in bounds if bound is not None)
 
     def _form(self) -> str:
@@ -312,13 +316,13 @@ class Exchange:
     def _seed(self, place: int) -> int:
         """Depends on the rollout, the prompt, and how often it was asked: not on arrival order."""
         prompt, repeat = self._seeds[place // self.request.n]
-        facts = (self._claims.seed, self.request.seed, prompt, repeat, place)
+        facts = (self._arrival.claims.seed, self.request.seed, prompt, repeat, place)
         return int.from_bytes(digest(repr(facts).encode())[:8], "big")
 
 
-def render(request: ModelRequest, attempt: Attempt, renderer: ChatRenderer) -> list[Prompt]:
+def render(request: ModelRequest, attempt: Attempt, policy: Policy) -> list[Prompt]:
     """The prompts of a request. Raises RequestRefused if the model's format has no place for it."""
-    conversation = attempt.conversation
+    conversation, renderer = attempt.conversation(policy.name), policy.renderer
     try:
         if request.prompts:
             return [conversation.raw_prompt(renderer, prompt) for prompt in request.prompts]

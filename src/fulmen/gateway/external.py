@@ -5,7 +5,6 @@ of it is trained: there are no tokens and no log-probabilities of a policy of ou
 """
 
 import functools
-import time
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 
@@ -15,11 +14,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fulmen.gateway import ids
+from fulmen.gateway.arrival import Arrival
 from fulmen.gateway.body import ReadBody
 from fulmen.gateway.errors import RequestRefused
 from fulmen.gateway.exchange import Recorder
 from fulmen.gateway.stream import EventStream
-from fulmen.schema.keys import KeyClaims
 from fulmen.schema.records import JSON, Call
 
 _KEPT_BYTES = 4 * 2**20
@@ -31,6 +30,8 @@ _FORWARDED = ("anthropic-version", "anthropic-beta", "openai-beta", "accept")
 class External:
     """An endpoint that speaks the protocol it is asked in."""
 
+    name: str
+    """Its name here."""
     base_url: str
     """With `/v1`, where its paths have one."""
     model: str
@@ -65,14 +66,15 @@ class Forwarding:
         target: External,
         *,
         path: str,
-        claims: KeyClaims,
-        index: int,
+        arrival: Arrival,
     ) -> Response:
         """Send a request to where its model is, and its answer back.
 
         Raises:
             RequestRefused: 502 if it cannot be reached.
         """
+        if not isinstance(body.value, dict):
+            raise RequestRefused("the body must be a JSON object")
         wanted = {**body.value, "model": target.model}
         outgoing = self._client.build_request(
             "POST",
@@ -81,7 +83,7 @@ class Forwarding:
             headers=_headers(request.headers, target),
             timeout=target.timeout_s,
         )
-        record = _Record(claims, index, path, body.value, time.time())
+        record = _Record(arrival, path, target.name, body.value)
         try:
             answer = await self._client.send(outgoing, stream=True)
         except httpx.HTTPError as error:
@@ -113,11 +115,10 @@ class Forwarding:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    claims: KeyClaims
-    index: int
+    arrival: Arrival
     path: str
+    model: str
     body: Mapping[str, JSON]
-    started: float
 
     def call(self, content: bytes, status: int) -> Call:
         """A call without tokens, which nothing can train on."""
@@ -125,23 +126,13 @@ class _Record:
             response = orjson.loads(content)
         except orjson.JSONDecodeError:
             response = {"text": content.decode(errors="replace")}
-        return Call(
-            id=_id_of(response) or f"ext_{ids.mint()}",
-            rollout_id=self.claims.rollout_id,
-            attempt=self.claims.attempt,
-            index=self.index,
-            protocol=self.path.strip("/").replace("/", "."),
-            prompt_ids=(),
-            completion_ids=(),
-            logprobs=(),
-            versions=(),
-            temperature=1.0,
-            top_p=1.0,
-            finish_reason="external" if status < 400 else "error",
+        return self.arrival.call(
+            _id_of(response) or f"ext_{ids.mint()}",
+            self.path,
             request=dict(self.body),
             response=response,
-            started=self.started,
-            ended=time.time(),
+            status=status,
+            policy=self.model,
         )
 
 

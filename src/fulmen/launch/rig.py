@@ -3,14 +3,12 @@
 The one place where rooms meet. It decides nothing that a setting does not decide.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from fulmen.gateway.app import Gateway
-from fulmen.gateway.external import External
-from fulmen.gateway.models import Models
-from fulmen.launch.external import read_external
+from fulmen.launch.others import OtherModels, read_others, served_models
 from fulmen.launch.policy import ServedPolicy
 from fulmen.runner.agents import load_function, parse_agent
 from fulmen.runner.pool import Pool
@@ -34,14 +32,14 @@ class Inputs:
     tasks: Sequence[Task]
     val: Sequence[Task]
     judge: Judge
-    external: Mapping[str, External]
-    """Models elsewhere, by the names that agents ask for."""
+    others: OtherModels
+    """Models beside the one that is trained."""
 
 
 def read_inputs(
     settings: RunSettings, val: str | None = None, errors: AgentErrors | None = None
 ) -> Inputs:
-    """Read tasks and models elsewhere, and load the grader.
+    """Read tasks and the list of other models, and load the grader.
 
     Raises:
         ConfigError, DataError, AgentError, GraderError: the first thing that is wrong.
@@ -53,7 +51,7 @@ def read_inputs(
         tasks=read_tasks(settings.tasks),
         val=read_tasks(val) if val else (),
         judge=Judge(grader, settings.grader or "", errors or AgentErrors()),
-        external=read_external(settings.external_models),
+        others=read_others(settings.other_models),
     )
 
 
@@ -80,22 +78,21 @@ async def running(
     try:
         # Whatever ran here before has ended: this process owns the folder.
         await store.expire_leases(now=float("inf"))
-        # Any other name means the policy: an unchanged agent asks for whatever it always did.
-        models = Models([policy.as_policy], inputs.external, default=policy.loaded.name)
-        gateway = Gateway(models, store, store.secret)
-        store.on_attempt_end(gateway.forget)
-        async with (
-            aclosing(gateway),
-            Listening(make_app(gateway), settings.host, settings.port) as server,
-            Pool(
-                store,
-                parse_agent(settings.agent),
-                base_url=server.url,
-                workers=settings.workers,
-                processes=settings.processes,
-            ) as pool,
-        ):
-            yield Rig(store, Collector(store, pool, inputs.judge, listen), server.url)
+        async with served_models(policy, inputs.others, settings) as models:
+            gateway = Gateway(models, store, store.secret)
+            store.on_attempt_end(gateway.forget)
+            async with (
+                aclosing(gateway),
+                Listening(make_app(gateway), settings.host, settings.port) as server,
+                Pool(
+                    store,
+                    parse_agent(settings.agent),
+                    base_url=server.url,
+                    workers=settings.workers,
+                    processes=settings.processes,
+                ) as pool,
+            ):
+                yield Rig(store, Collector(store, pool, inputs.judge, listen), server.url)
     finally:
         await store.close()
         await policy.engine.close()

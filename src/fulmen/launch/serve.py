@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 
 from fulmen.gateway.app import Gateway
-from fulmen.gateway.models import Models
+from fulmen.launch.others import read_others, served_models
 from fulmen.launch.policy import serve_policy
 from fulmen.schema.config import ServeConfig
 from fulmen.schema.keys import KeyClaims, mint_key
@@ -38,18 +38,20 @@ def serve(config: ServeConfig, *, ready: Callable[[str, str], None]) -> None:
 
 
 async def _serve(config: ServeConfig, ready: Callable[[str, str], None]) -> None:
+    others = read_others(config.other_models)
     policy = serve_policy(config.model, config)
     secret = secrets.token_bytes(32)
     claims = KeyClaims(
         rollout_id="guest", attempt=1, expires=time.time() + _KEY_LIFE_S, trained=False
     )
     try:
-        gateway = Gateway(Models([policy.as_policy]), _NoRecord(), secret)
-        async with (
-            aclosing(gateway),
-            Listening(make_app(gateway), config.host, config.port) as server,
-        ):
-            ready(f"{server.url}/v1", mint_key(claims, secret))
-            await asyncio.Event().wait()
+        async with served_models(policy, others, config) as models:
+            gateway = Gateway(models, _NoRecord(), secret)
+            async with (
+                aclosing(gateway),
+                Listening(make_app(gateway), config.host, config.port) as server,
+            ):
+                ready(f"{server.url}/v1", mint_key(claims, secret))
+                await asyncio.Event().wait()
     finally:
         await policy.engine.close()

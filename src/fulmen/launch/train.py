@@ -74,6 +74,7 @@ async def _train(
                 store=rig.store,
                 collector=rig.collector,
                 learner=learner,
+                policy=policy.loaded.name,
                 save_model=policy.loaded.tokenizer.save_pretrained,
                 train_tasks=inputs.tasks,
                 val_tasks=inputs.val,

@@ -54,8 +54,8 @@ class RunSettings(Settings):
     """An agent that works longer on one task, seconds, is stopped."""
     max_attempts: int = Field(default=3, ge=1)
     """Attempts per rollout when the infrastructure fails; the agent's own failures count once."""
-    external_models: str | None = None
-    """TOML file of models elsewhere that the agent may ask for by name: recorded, never trained."""
+    other_models: str | None = None
+    """TOML file of models elsewhere or frozen, for calls and agents that are not trained."""
     processes: int | None = Field(default=None, ge=1)
     """Worker processes that share the agents; default: one per core."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -151,6 +151,8 @@ class ServeConfig(Settings):
     """CPU threads of the model; default: all cores but one, at least one."""
     max_batch: int = Field(default=256, ge=1)
     """Completions the engine works on at once."""
+    other_models: str | None = None
+    """TOML file of models elsewhere or frozen, which clients may ask for by name."""
 
 
 S = TypeVar("S", bound=Settings)

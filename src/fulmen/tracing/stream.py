@@ -4,14 +4,13 @@ So an agent that is killed leaves the span that was running, open, and everythin
 """
 
 from dataclasses import dataclass
-from urllib.parse import quote
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace import Span as SdkSpan
 from opentelemetry.trace import StatusCode, get_current_span
 
-from fulmen.schema.headers import AGENT, TRACEPARENT
+from fulmen.schema.headers import AGENT, TRACEPARENT, encode_agent
 from fulmen.schema.records import Span
 from fulmen.schema.semconv import AGENT_NAME, INVOKE_AGENT, OPERATION
 from fulmen.tracing.current import Attempt, current_attempt, langgraph_agent
@@ -76,8 +75,7 @@ class SpanStream(SpanProcessor):
         if context.span_id in self._open:
             found[TRACEPARENT] = f"00-{context.trace_id:032x}-{context.span_id:016x}-01"
         if agent := langgraph_agent() or self.agent():
-            # Headers are Latin-1 at most; a name in another script is written in escapes.
-            found[AGENT] = quote(agent, safe=" !#$&'()*+,-./:;<=>?@[]^_`{|}~")
+            found[AGENT] = encode_agent(agent)
         return found
 
     def forget(self, attempt: Attempt) -> None:

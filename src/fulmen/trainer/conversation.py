@@ -10,7 +10,7 @@ def messages_of(result: RolloutResult) -> list[dict[str, JSON]]:
 
     Empty if the agent called no model, or only by a protocol without messages.
     """
-    for call in reversed(result.calls):
+    for call in reversed([call for call in result.calls if call.status < 400]):
         request, response = call.request, call.response
         if isinstance(request, dict) and isinstance(request.get("messages"), list):
             answer = [response] if isinstance(response, dict) else []

@@ -1,5 +1,6 @@
 """Rules that turn the numbers of a run into sentences, and stop it when it cannot learn."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from fulmen.schema.errors import AgentError
@@ -11,7 +12,8 @@ def refuse_hopeless(graded: Sequence[Graded]) -> None:
     """Stop a run whose very first rollouts show that nothing can be learned from this agent.
 
     Raises:
-        AgentError: every rollout failed in the agent, or none of them called the model.
+        AgentError: every rollout failed in the agent, none of them called the model, or the gateway
+            refused all that they asked.
     """
     failed = [item for item in graded if item.result.outcome.failure == "agent"]
     if graded and len(failed) == len(graded):
@@ -20,7 +22,13 @@ def refuse_hopeless(graded: Sequence[Graded]) -> None:
             hint="run it on one task by hand first",
         )
     ended = [item for item in graded if item.result.outcome.failure is None]
-    if ended and not any(item.result.calls for item in graded):
+    calls = [call for item in graded for call in item.result.calls]
+    if calls and all(call.status >= 400 for call in calls):
+        raise AgentError(
+            f"all {len(calls)} requests of the agent were refused, the first with "
+            f"{calls[0].status}: {json.dumps(calls[0].response, ensure_ascii=False)[:300]}"
+        )
+    if ended and not calls:
         raise AgentError(
             f"the agent never called the model: {len(ended)} rollouts ended without one request "
             "to the gateway",

@@ -42,6 +42,8 @@ class Parts:
     store: Store
     collector: Collector
     learner: Learner
+    policy: str
+    """Name of what is trained, as calls carry it."""
     save_model: Callable[[Path], None]
     """Write everything but the learner's part of a checkpoint: the tokenizer."""
     train_tasks: Sequence[Task]
@@ -102,7 +104,7 @@ async def _step(parts: Parts, history: History, tasks: list[Task]) -> StepRecord
     if step == 1 and not parts.val_tasks:
         refuse_hopeless(graded)
     metrics = rollout_metrics(graded, watch.seconds)
-    credited, credit_metrics = _credit(graded, scale=config.scale_advantage)
+    credited, credit_metrics = _credit(graded, parts.policy, scale=config.scale_advantage)
     parts.listen(Progress(phase="learn", step=step, done=0, total=1))
     # In a thread, so that heartbeats and the display go on meanwhile.
     learned = await asyncio.to_thread(parts.learner.learn, credited)
@@ -137,14 +139,16 @@ async def _checkpoint(parts: Parts, history: History) -> str:
     return str(history.checkpoint.relative_to(parts.folder.path))
 
 
-def _credit(graded: list[Graded], *, scale: bool) -> tuple[list[Credited], dict[str, float]]:
+def _credit(
+    graded: list[Graded], policy: str, *, scale: bool
+) -> tuple[list[Credited], dict[str, float]]:
     """Rewards to advantages. Every rollout with a reward is in its group's baseline, whether or
     not its calls can be trained."""
     dropped: list[Dropped] = []
     trajectories = []
     for item in graded:
         if item.reward is not None:
-            trajectory, untrainable = assemble(item.result, item.reward)
+            trajectory, untrainable = assemble(item.result, item.reward, policy=policy)
             trajectories.append(trajectory)
             dropped += untrainable
     metrics = {"groups/with_signal": share_with_signal(trajectories)}

@@ -46,18 +46,21 @@ def rollout_metrics(graded: Sequence[Graded], seconds: float) -> dict[str, float
     """What a set of finished rollouts looked like; rewards over those that have one."""
     counted = [item for item in graded if item.reward is not None]
     rewards = [item.reward for item in counted if item.reward is not None]
-    calls = [call for item in graded for call in item.result.calls]
+    asked = [call for item in graded for call in item.result.calls]
+    calls = [call for call in asked if call.status < 400]
+    sampled = [call for call in calls if call.prompt_ids]  # a model elsewhere tells no tokens
     metrics = {
         "collect/rollouts": float(len(graded)),
         "collect/excluded": float(len(graded) - len(counted)),
         "collect/agent_errors": float(sum(item.source == "failure" for item in graded)),
         "collect/retries": float(sum(item.result.attempt - 1 for item in graded)),
         "collect/calls_per_rollout": len(calls) / len(graded) if graded else 0.0,
+        "collect/refused_calls": float(len(asked) - len(calls)),
         "collect/drifted_calls": float(sum(call.drift is not None for call in calls)),
         "collect/superseded_calls": float(sum(call.superseded for call in calls)),
-        "collect/truncated": _share([call.finish_reason == "length" for call in calls]),
-        "collect/prompt_tokens": _mean([len(call.prompt_ids) for call in calls]),
-        "collect/completion_tokens": _mean([len(call.completion_ids) for call in calls]),
+        "collect/truncated": _share([call.finish_reason == "length" for call in sampled]),
+        "collect/prompt_tokens": _mean([len(call.prompt_ids) for call in sampled]),
+        "collect/completion_tokens": _mean([len(call.completion_ids) for call in sampled]),
         "collect/sampled_tokens_per_s": sum(len(c.completion_ids) for c in calls) / seconds,
         "collect/seconds": seconds,
     }

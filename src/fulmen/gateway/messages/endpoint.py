@@ -12,8 +12,8 @@ from fulmen.schema.records import JSON
 MESSAGES = Stateless("/messages", "msg_", read_request, message_body, events, anthropic_error)
 
 
-def count_tokens(body: JSON, attempt: Attempt, models: Models) -> JSON:
+def count_tokens(body: JSON, attempt: Attempt, models: Models, agent: str = "") -> JSON:
     """Body of `/v1/messages/count_tokens`. Raises RequestRefused as a request would."""
     asked = read_request(body, count=True)
-    (prompt,) = render(asked, attempt, models.policy(asked.model).renderer)
+    (prompt,) = render(asked, attempt, models.policy(asked.model, agent))
     return {"input_tokens": len(prompt.ids)}
