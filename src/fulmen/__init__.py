@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fulmen.credit.rules import Rule as Rule
     from fulmen.launch.api import evaluate as evaluate
     from fulmen.launch.api import train as train
     from fulmen.schema.config import EvalConfig as EvalConfig
@@ -25,6 +26,7 @@ _PLACES = {
     "EvalConfig": "fulmen.schema.config",
     "FulmenError": "fulmen.schema.errors",
     "RolloutResult": "fulmen.schema.records",
+    "Rule": "fulmen.credit.rules",
     "Task": "fulmen.schema.records",
     "TrainConfig": "fulmen.schema.config",
     "evaluate": "fulmen.launch.api",
@@ -35,6 +37,7 @@ __all__ = [
     "EvalConfig",
     "FulmenError",
     "RolloutResult",
+    "Rule",
     "Task",
     "TrainConfig",
     "evaluate",

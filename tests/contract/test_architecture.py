@@ -83,6 +83,7 @@ def test_the_public_names_are_these():
         "EvalConfig",
         "FulmenError",
         "RolloutResult",
+        "Rule",
         "Task",
         "TrainConfig",
         "evaluate",

@@ -136,7 +136,8 @@ def test_a_rule_moves_the_advantage_of_its_calls_only():
 
     plain, ruled = credit(both), credit(both, rule=last_only)
     moved = [p.advantage != r.advantage for p, r in zip(plain, ruled, strict=True)]
-    assert moved == [True, False, False, False]
+    assert moved == [True, False, True, False]
+    assert [item.advantage for item in ruled] == [0.0, 1.0, 0.0, -1.0]
 
 
 def test_groups_whose_rewards_differ_are_the_share_with_signal():

@@ -4,14 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from fulmen.credit.assign import CreditRule, identical
+from fulmen.credit.turns import EQUAL, TurnGroups
 from fulmen.schema.errors import DataError
 from fulmen.schema.records import Credited, Trajectory
-
-# Below this a group's returns are equal up to rounding, and dividing by their standard deviation
-# would blow rounding up to advantages of order one.
-_EQUAL = 1e-8
 
 
 def group_advantage(
@@ -57,7 +55,7 @@ def group_advantage(
 
 
 def _centre(values: npt.NDArray[np.float64], *, scale: bool) -> npt.NDArray[np.float64]:
-    if np.ptp(values) < _EQUAL:
+    if np.ptp(values) < EQUAL:
         return np.zeros_like(values)
     centred = values - values.mean()
     return centred / centred.std() if scale else centred
@@ -68,30 +66,56 @@ def credit(
     *,
     rule: CreditRule = identical,
     scale: bool = True,
+    turns: TurnGroups | None = None,
 ) -> list[Credited]:
-    """Give every transition its advantage.
+    """Give every trained transition its advantage: first the baseline, then the rule.
 
-    The baseline of a group is taken over the final rewards of all its trajectories, those without
-    any trainable call included. A transition's advantage is its own return under `rule`, measured
-    against that baseline and on that scale; with identical credit it is the advantage of its
-    rollout.
+    The final rewards of a group become advantages, over all its trajectories, those without any
+    trainable call included. Intermediate rewards are put on the same scale, divided by the same
+    standard deviation (1 where all final rewards are equal), and keep their sign: nothing is taken
+    off them. Then `rule` spreads both over the transitions. So under identical credit and without
+    intermediate rewards a transition's advantage is that of its rollout, and changing one reward
+    changes what the rule says and nothing else.
+
+    Args:
+        trajectories: of whole groups.
+        rule: how a trajectory's rewards become returns.
+        scale: divide by the group's standard deviation.
+        turns: also compare turns in the same state, across a group.
 
     >>> credit([])
     []
     """
+    added = turns(trajectories) if turns else [[0.0] * len(t.transitions) for t in trajectories]
+    return [
+        Credited(transition=transition, advantage=value + more)
+        for trajectory, shaped, addends in zip(
+            trajectories, _shaped(trajectories, scale=scale), added, strict=True
+        )
+        for transition, value, more in zip(
+            trajectory.transitions, rule(shaped), addends, strict=True
+        )
+        if transition.trained
+    ]
+
+
+def _shaped(trajectories: Sequence[Trajectory], *, scale: bool) -> list[Trajectory]:
+    """The same trajectories with centred final rewards, all rewards on the group's scale."""
     rewards = np.array([t.reward for t in trajectories], dtype=np.float64)
     groups = [t.group for t in trajectories]
-    advantages = group_advantage(rewards, groups, scale=scale)
-    deviations = _group_deviation(rewards, groups) if scale else np.ones_like(rewards)
+    finals = group_advantage(rewards, groups, scale=scale)
+    units = _group_deviation(rewards, groups) if scale else np.ones_like(rewards)
     return [
-        Credited(
-            transition=transition,
-            advantage=float(advantage + (earned - trajectory.reward) / deviation),
+        structs.replace(
+            trajectory,
+            reward=float(final),
+            intermediate=float(trajectory.intermediate / unit),
+            transitions=tuple(
+                structs.replace(t, reward=float(t.reward / unit)) if t.reward else t
+                for t in trajectory.transitions
+            ),
         )
-        for trajectory, advantage, deviation in zip(
-            trajectories, advantages, deviations, strict=True
-        )
-        for transition, earned in zip(trajectory.transitions, rule(trajectory), strict=True)
+        for trajectory, final, unit in zip(trajectories, finals, units, strict=True)
     ]
 
 
@@ -102,22 +126,29 @@ def _group_deviation(
     result = np.ones_like(rewards)
     for name in dict.fromkeys(groups):
         members = np.array([group == name for group in groups])
-        if np.ptp(rewards[members]) >= _EQUAL:
+        if np.ptp(rewards[members]) >= EQUAL:
             result[members] = rewards[members].std()
     return result
 
 
 def share_with_signal(trajectories: Sequence[Trajectory]) -> float:
-    """The share of groups whose rewards differ; only they move the policy. 0 without groups.
+    """The share of groups that move the policy: final rewards differ, or there are others on the
+    way. 0 without groups.
 
     >>> def of(group, reward):
     ...     return Trajectory(rollout_id="r", group=group, transitions=(), reward=reward)
     >>> share_with_signal([of("a", 0.0), of("a", 1.0), of("b", 1.0), of("b", 1.0)])
     0.5
     """
-    by_group: dict[str, list[float]] = {}
+    by_group: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
-        by_group.setdefault(trajectory.group, []).append(trajectory.reward)
+        by_group.setdefault(trajectory.group, []).append(trajectory)
     if not by_group:
         return 0.0
-    return sum(float(np.ptp(r)) >= _EQUAL for r in by_group.values()) / len(by_group)
+    return sum(_has_signal(group) for group in by_group.values()) / len(by_group)
+
+
+def _has_signal(group: Sequence[Trajectory]) -> bool:
+    if float(np.ptp([trajectory.reward for trajectory in group])) >= EQUAL:
+        return True
+    return any(t.intermediate or any(c.reward for c in t.transitions) for t in group)

@@ -8,6 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from msgspec import structs
+
+from fulmen.credit.observe import Observed, observe
+from fulmen.credit.rewards import NOTHING, Placed
+from fulmen.credit.selection import Selector, every
+from fulmen.credit.turns import state_of
 from fulmen.schema.records import Call, RolloutResult, Trajectory, Transition
 
 DropReason = Literal[
@@ -24,31 +30,57 @@ class Dropped:
 
 
 def assemble(
-    result: RolloutResult, reward: float, *, policy: str | None = None
+    result: RolloutResult,
+    reward: float,
+    *,
+    observed: Observed | None = None,
+    placed: Placed = NOTHING,
+    selected: Selector = every,
+    policy: str | None = None,
 ) -> tuple[Trajectory, list[Dropped]]:
     """Read the calls of a rollout's last attempt as transitions, in order of arrival.
 
-    `reward` is the final reward of the rollout, already decided (grader, agent or failure policy).
-    `policy` names the one that is trained: calls that another model answered are dropped. None:
-    they are all its own.
+    Args:
+        result: the finished rollout.
+        reward: its final reward, already decided (grader, agent or failure policy).
+        observed: what `observe` says of it, if that was asked already.
+        placed: intermediate rewards. An agent's own is given to its last transition; that of a call
+            that is dropped goes nowhere (`rewards.homeless` counts them).
+        selected: which calls are trained; the others are there for the order of things.
+        policy: the one that is trained; calls that another model answered are dropped. None: all
+            are its own.
     """
-    kept: list[Call] = []
+    observed = observed or observe(result)
+    calls = {call.id: call for call in observed.calls}
+    transitions: list[Transition] = []
     dropped: list[Dropped] = []
-    for call in result.calls:
+    for call in observed.calls:
         reason = _untrainable(call, policy)
-        if reason is None:
-            kept.append(call)
-        else:
+        if reason is not None:
             dropped.append(Dropped(call.id, reason))
+            continue
+        own = placed.calls.get(call.id, 0.0)
+        parent = calls.get(call.parent or "")
+        transitions.append(_transition(call, own, state_of(call, parent), trained=selected(call)))
+    for agent, value in placed.agents.items():
+        _reward_last(transitions, agent, value)
     return (
         Trajectory(
             rollout_id=result.rollout.id,
             group=result.rollout.group,
-            transitions=tuple(_transition(call) for call in kept),
+            transitions=tuple(transitions),
             reward=reward,
+            intermediate=placed.rollout,
         ),
         dropped,
     )
+
+
+def _reward_last(transitions: list[Transition], agent: str, value: float) -> None:
+    own = [place for place, transition in enumerate(transitions) if transition.agent == agent]
+    if own:
+        latest = transitions[own[-1]]
+        transitions[own[-1]] = structs.replace(latest, reward=latest.reward + value)
 
 
 def _untrainable(call: Call, policy: str | None) -> DropReason | None:
@@ -70,17 +102,20 @@ def _untrainable(call: Call, policy: str | None) -> DropReason | None:
     return None
 
 
-def _transition(call: Call) -> Transition:
+def _transition(call: Call, reward: float, state: str, *, trained: bool) -> Transition:
     return Transition(
         rollout_id=call.rollout_id,
         call_id=call.id,
-        agent="agent",
+        agent=call.agent,
         prompt_ids=call.prompt_ids,
         completion_ids=call.completion_ids,
         logprobs=call.logprobs,
         temperature=call.temperature,
         grammar=call.grammar,
         version=call.version,
+        reward=reward,
+        state=state,
+        trained=trained,
     )
 
 

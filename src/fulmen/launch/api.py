@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fulmen.credit.rules import Rule
 from fulmen.launch.evaluate import evaluate as run_evaluation
 from fulmen.launch.train import train as run_training
 from fulmen.schema.config import EvalConfig, TrainConfig, make_config
@@ -15,14 +16,15 @@ from fulmen.schema.errors import AgentError, DataError
 from fulmen.schema.records import JSON
 from fulmen.trainer.events import EvalDone, Event, Listener, RunFinished
 
-_FUNCTIONS = ("agent", "grader")
+_FUNCTIONS = ("agent", "grader", "train")
 _TASKS = ("tasks", "val")
 
 
 def train(*, listen: Listener | None = None, **settings: Any) -> RunFinished:  # noqa: ANN401 - see TrainConfig
     """Train the model behind an agent; settings are those of `TrainConfig`.
 
-    `agent` and `grader` may be functions, `tasks` and `val` any iterables of JSON values.
+    `agent`, `grader` and `train` may be functions, `tasks` and `val` any iterables of JSON values,
+    `train` a list of names, `air` a list of `fulmen.Rule`.
     `listen` is called with every event of the run.
 
     Raises:
@@ -53,6 +55,12 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
             plain[name] = str(value)
         elif value is not None and not isinstance(value, str):
             plain[name] = _write_tasks(value, name)
+    if isinstance(plain.get("train"), list | tuple):
+        plain["train"] = ",".join(plain["train"])
+    if isinstance(plain.get("air"), Path):
+        plain["air"] = str(plain["air"])
+    elif isinstance(plain.get("air"), Iterable) and not isinstance(plain["air"], str):
+        plain["air"] = _write_rules(plain["air"])
     return plain
 
 
@@ -86,4 +94,11 @@ def _write_tasks(tasks: Iterable[JSON], name: str) -> str:
         file.write_text("".join(json.dumps(task) + "\n" for task in tasks), encoding="utf-8")
     except TypeError as error:
         raise DataError(f"{name}: a task is not JSON ({error})") from None
+    return str(file)
+
+
+def _write_rules(rules: Iterable[Rule]) -> str:
+    file = Path(tempfile.mkdtemp(prefix="fulmen-rules-")) / "air.json"
+    tables = [rule.model_dump(exclude_defaults=True) for rule in rules]
+    file.write_text(json.dumps({"rule": tables}), encoding="utf-8")
     return str(file)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
+from fulmen.credit.rules import Rule
 from fulmen.gateway.app import Gateway
 from fulmen.launch.others import OtherModels, read_others, served_models
 from fulmen.launch.policy import ServedPolicy
@@ -23,6 +24,7 @@ from fulmen.trainer.events import Listener
 from fulmen.trainer.folder import RunFolder
 from fulmen.trainer.grading import AgentErrors, check_grader
 from fulmen.trainer.tasks import read_tasks
+from fulmen.trainer.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +39,14 @@ class Inputs:
 
 
 def read_inputs(
-    settings: RunSettings, val: str | None = None, errors: AgentErrors | None = None
+    settings: RunSettings,
+    val: str | None = None,
+    errors: AgentErrors | None = None,
+    rules: Sequence[Rule] = (),
 ) -> Inputs:
     """Read tasks and the list of other models, and load the grader.
+
+    `rules` may have weights of their own among the settings' `reward_weights`.
 
     Raises:
         ConfigError, DataError, AgentError, GraderError: the first thing that is wrong.
@@ -50,7 +57,12 @@ def read_inputs(
     return Inputs(
         tasks=read_tasks(settings.tasks),
         val=read_tasks(val) if val else (),
-        judge=Judge(grader, settings.grader or "", errors or AgentErrors()),
+        judge=Judge(
+            grader,
+            settings.grader or "",
+            errors or AgentErrors(),
+            Weights(settings.reward_weights or {}, [rule.reward_name for rule in rules]),
+        ),
         others=read_others(settings.other_models),
     )
 

@@ -4,10 +4,13 @@ import asyncio
 import os
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from msgspec import convert
 
+from fulmen.launch.air import read_rules
+from fulmen.launch.crediting import make_crediting
 from fulmen.launch.memory import PeakMemory
 from fulmen.launch.policy import ServedPolicy, load_policy, serve_policy
 from fulmen.launch.rig import read_inputs, running
@@ -46,7 +49,9 @@ async def _train(
     agent = parse_agent(config.agent)
     check_agent(agent)
     errors = AgentErrors(config.on_agent_error, config.agent_error_reward)
-    inputs = read_inputs(config, config.val, errors)
+    rules = read_rules(config.air)
+    inputs = read_inputs(config, config.val, errors, rules)
+    crediting = make_crediting(config, rules, inputs.judge.weights)
     folder, resume = open_folder(config.out, _name(config.agent), config.if_exists)
     with folder, PeakMemory() as peak:
         history = await _history(folder) if resume else History()
@@ -74,7 +79,7 @@ async def _train(
                 store=rig.store,
                 collector=rig.collector,
                 learner=learner,
-                policy=policy.loaded.name,
+                crediting=replace(crediting, policy=policy.loaded.name),
                 save_model=policy.loaded.tokenizer.save_pretrained,
                 train_tasks=inputs.tasks,
                 val_tasks=inputs.val,
@@ -144,6 +149,7 @@ async def _history(folder: RunFolder) -> History:
             history.evals.append(convert(values | {"type": "eval_done"}, EvalDone))
         else:
             history.rewards.append(line.get("reward/mean", float("nan")))
+            history.intermediate.append(line.get("reward/intermediate", 0.0))
             history.seconds = line["seconds"]
     if step == 0:
         history.evals.clear()

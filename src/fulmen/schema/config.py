@@ -8,7 +8,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, ValidationError
 
 from fulmen.schema.errors import ConfigError
 
@@ -31,6 +31,24 @@ class Settings(BaseModel):
         return tuple(n for n, f in cls.model_fields.items() if Common in f.metadata)
 
 
+def _weights(value: object) -> object:
+    """`"f1=0.9,format=0.1"` of the command line as the dict of TOML and Python.
+
+    >>> _weights("f1=0.9, format=0.1")
+    {'f1': '0.9', 'format': '0.1'}
+    """
+    if not isinstance(value, str):
+        return value
+    pairs = [part.partition("=") for part in value.split(",") if part.strip()]
+    if not all(name.strip() and number.strip() for name, _, number in pairs):
+        raise ValueError("write name=number, with commas between")
+    return {name.strip(): number.strip() for name, _, number in pairs}
+
+
+RewardWeights = Annotated[dict[str, FiniteFloat], BeforeValidator(_weights)]
+"""Name of a reward to what it is multiplied with."""
+
+
 class RunSettings(Settings):
     """What training and evaluation share: an agent, tasks, a grader and a model."""
 
@@ -42,6 +60,9 @@ class RunSettings(Settings):
     """Folder or Hub id of a Hugging Face causal language model with a chat template."""
     grader: Annotated[str | None, Common] = None
     """`file.py:function` that scores an answer; leave out if the agent returns its own reward."""
+    reward_weights: RewardWeights | None = None
+    """`name=number,…`: what the named rewards of a grader's dict, of rules and of the agent are
+    multiplied with before they are added up; 1 for a name that is not there."""
     out: Annotated[str | None, Common] = None
     """Folder of the run; default `runs/` and a name made from agent and time."""
     workers: Annotated[int, Common, Field(ge=1)] = 32
@@ -99,6 +120,19 @@ class TrainConfig(RunSettings):
     """The probability ratio may rise to 1 + this before the gradient stops."""
     scale_advantage: bool = True
     """Divide by the group's standard deviation (GRPO); false is Dr. GRPO."""
+    credit: Literal[
+        "identical", "last", "discounted", "reward-to-go", "per-agent", "turn-group"
+    ] = "identical"
+    """How rewards become advantages of single calls; see docs/credit.md."""
+    discount: float = Field(default=0.95, gt=0, le=1)
+    """γ of `discounted` and `turn-group`: what is a call later counts this much less."""
+    turn_weight: float = Field(default=1.0, ge=0)
+    """ω of `turn-group`: weight of the comparison between turns in the same state."""
+    air: str | None = None
+    """TOML file of rules that reward what happens on the way: tools that failed, say."""
+    train: str | None = None
+    """Agents to train, of several: names or patterns with commas, or `file.py:function` of a
+    call; default: all. The others are sampled from the same policy."""
     kl_coefficient: float = Field(default=0.0, ge=0)
     """Weight of the KL term against the starting model; above 0 keeps a frozen copy of it."""
     entropy_coefficient: float = Field(default=0.0, ge=0)
@@ -158,8 +192,10 @@ class ServeConfig(Settings):
 S = TypeVar("S", bound=Settings)
 
 
-def make_config(kind: type[S], values: Mapping[str, Any], *, origin: str = "settings") -> S:
-    """Check values against a settings class.
+def make_config(
+    kind: type[S], values: Mapping[str, Any], *, origin: str = "settings", flags: bool = True
+) -> S:
+    """Check values against a settings class; `flags`: they can be given as flags, too.
 
     Raises:
         ConfigError: an unknown key (with the nearest one), a missing or an unfit value; one line,
@@ -180,12 +216,13 @@ def make_config(kind: type[S], values: Mapping[str, Any], *, origin: str = "sett
         name = ".".join(str(part) for part in first["loc"]) or "settings"
         more = f" (and {len(rest)} more)" if rest else ""
         if first["type"] == "missing":
-            flag = name.replace("_", "-")
-            raise ConfigError(
-                f"{origin}: {name} is missing{more}",
-                hint=f"give --{flag}, or {name} = … in the TOML file",
-            ) from None
-        message = first["msg"][0].lower() + first["msg"][1:]
+            flag = f"give --{name.replace('_', '-')}, or {name} = … in the TOML file"
+            hint = flag if flags else f"write {name} = …"
+            raise ConfigError(f"{origin}: {name} is missing{more}", hint=hint) from None
+        message = first["msg"].removeprefix("Value error, ")
+        message = message[0].lower() + message[1:]
+        if not first["loc"]:  # not one value is wrong, but how several go together
+            raise ConfigError(f"{origin}: {message}{more}") from None
         raise ConfigError(f"{origin}: {name} is {first['input']!r}: {message}{more}") from None
 
 

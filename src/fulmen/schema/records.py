@@ -235,7 +235,7 @@ class Transition(Record, frozen=True, kw_only=True):
     """As in `Call`: sampled tokens had no rivals but those it allowed."""
     version: int
     reward: float = 0.0
-    """Reward of this call itself, beside the final one of its rollout."""
+    """Intermediate reward of this call itself, beside the final one of its rollout."""
     state: str = ""
     """Names what the model was shown since it last spoke: equal names, equal situations."""
     trained: bool = True
@@ -250,6 +250,8 @@ class Trajectory(Record, frozen=True, kw_only=True):
     transitions: tuple[Transition, ...]
     reward: float
     """Final reward of the rollout."""
+    intermediate: float = 0.0
+    """Intermediate rewards given to the rollout as a whole, on the way to the final one."""
 
 
 class Credited(Record, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from fulmen.schema.records import Rollout
 from fulmen.store.base import Store
 from fulmen.trainer.events import Listener, Progress
 from fulmen.trainer.grading import AgentErrors, Graded, Grader, check_grader, grade
+from fulmen.trainer.weights import UNWEIGHTED, Weights
 
 # A finished rollout that waits this long, seconds, is scored together with its neighbours: one
 # query for many instead of one each.
@@ -25,6 +26,7 @@ class Judge:
     grader: Grader | None
     name: str
     errors: AgentErrors
+    weights: Weights = UNWEIGHTED
 
     @property
     def needs_whole_groups(self) -> bool:
@@ -87,7 +89,7 @@ class Collector:
     async def _grade(self, ids: Sequence[str]) -> list[Graded]:
         judge = self.judge
         results = await self.store.results(ids)
-        graded = await grade(results, judge.grader, judge.name, judge.errors)
+        graded = await grade(results, judge.grader, judge.name, judge.errors, judge.weights)
         await self.store.add_rewards([reward for item in graded for reward in item.rewards()])
         return graded
 

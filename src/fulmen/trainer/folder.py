@@ -53,7 +53,7 @@ class RunFolder:
     def write_config(self, config: Settings, origins: Mapping[str, str]) -> None:
         """Write the effective settings, with the origin of each value as a comment."""
         lines = [
-            f"{name} = {json.dumps(value)}  # {origins.get(name, 'default')}"
+            f"{name} = {_toml(value)}  # {origins.get(name, 'default')}"
             for name, value in config.model_dump(mode="json").items()
             if value is not None
         ]
@@ -104,6 +104,17 @@ class RunFolder:
     ) -> None:
         """Let other processes have the folder."""
         self._lock.close()
+
+
+def _toml(value: JSON) -> str:
+    """A value as TOML writes it.
+
+    >>> _toml({"f1": 0.9})
+    '{ "f1" = 0.9 }'
+    """
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{json.dumps(k)} = {_toml(v)}" for k, v in value.items()) + " }"
+    return json.dumps(value)
 
 
 def open_folder(wanted: str | None, name: str, if_exists: str) -> tuple[RunFolder, bool]:

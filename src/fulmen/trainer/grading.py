@@ -16,9 +16,7 @@ from fulmen.schema.config import nearest
 from fulmen.schema.errors import GraderError
 from fulmen.schema.records import JSON, Reward, RolloutResult
 from fulmen.trainer.conversation import messages_of, tools_of
-
-MAIN = "reward"
-"""The key of a dict reward that is the reward itself; without it, the values are summed."""
+from fulmen.trainer.weights import MAIN, UNWEIGHTED, Weights
 
 Grader = Callable[..., Any]
 
@@ -96,13 +94,15 @@ async def grade(
     grader: Grader | None,
     name: str,
     errors: AgentErrors = AgentErrors(),
+    weights: Weights = UNWEIGHTED,
 ) -> list[Graded]:
     """Give every finished rollout its reward, in order.
 
     Sync graders run in threads, async ones on this loop, all rollouts side by side.
 
     Raises:
-        GraderError: the grader raised, or returned NaN or something that is no reward.
+        GraderError: the grader raised, returned NaN or something that is no reward, or other named
+            rewards than `weights` names.
     """
     groups: dict[str, list[RolloutResult]] = {}
     for result in results:
@@ -116,11 +116,11 @@ async def grade(
                 return Graded(result, errors.reward, "failure")
             return Graded(result, None, excluded=failure)
         if grader is None:
-            return _own_reward(result)
+            return _own_reward(result, weights)
         group = groups[result.rollout.group]
         arguments = {key: _ARGUMENTS[key](result, group) for key in wanted}
         value = await _call(grader, arguments, name, result)
-        return _graded(result, value, name)
+        return _graded(result, value, name, weights)
 
     return list(await asyncio.gather(*(one(result) for result in results)))
 
@@ -140,7 +140,7 @@ async def _call(
         ) from error
 
 
-def _graded(result: RolloutResult, value: object, name: str) -> Graded:
+def _graded(result: RolloutResult, value: object, name: str, weights: Weights) -> Graded:
     if value is None:
         return Graded(result, None, excluded="not_applicable")
     task = result.rollout.task.id
@@ -148,9 +148,10 @@ def _graded(result: RolloutResult, value: object, name: str) -> Graded:
         if not value:
             raise GraderError(f"grader {name} returned an empty dict on task {task!r}")
         parts = {str(key): _number(item, f"{name}[{key!r}]", task) for key, item in value.items()}
-        reward = parts[MAIN] if MAIN in parts else math.fsum(parts.values())
-        return Graded(result, reward, parts=parts)
-    return Graded(result, _number(value, name, task))
+        given = {reward.name for reward in result.rewards}
+        weights.check(parts, given, f"grader {name}", task)
+        return Graded(result, weights.combine(parts), parts=parts)
+    return Graded(result, weights.combine({MAIN: _number(value, name, task)}))
 
 
 def _number(value: object, name: str, task: str) -> float:
@@ -163,10 +164,10 @@ def _number(value: object, name: str, task: str) -> float:
     return float(value)
 
 
-def _own_reward(result: RolloutResult) -> Graded:
+def _own_reward(result: RolloutResult, weights: Weights) -> Graded:
     output: JSON = result.outcome.output
     if isinstance(output, bool | int | float) and math.isfinite(output):
-        return Graded(result, float(output), "agent")
+        return Graded(result, weights.combine({MAIN: float(output)}), "agent")
     if output is None:
         return Graded(result, None, "agent", excluded="not_applicable")
     raise GraderError(

@@ -1,7 +1,9 @@
 """Rules that turn the numbers of a run into sentences, and stop it when it cannot learn."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean, pvariance
 
 from fulmen.schema.errors import AgentError
 from fulmen.trainer.events import Note
@@ -69,6 +71,47 @@ def step_notes(metrics: Mapping[str, float]) -> Iterator[Note]:
         yield _warn("excluded", f"{left_out:.0f} of {total:.0f} rollouts not trained: {reasons}")
     if total and (errors := metrics.get("collect/agent_errors", 0.0)) / total > 0.1:
         yield _warn("agent-errors", f"the agent raised in {errors:.0f} of {total:.0f} rollouts")
+
+
+def hacking_notes(
+    finals: Sequence[float], intermediates: Sequence[float], window: int = 20
+) -> Iterator[Note]:
+    """Whether the policy learns to earn intermediate rewards instead of solving the tasks.
+
+    Looks at the end of every `window` steps, so that nothing is said twice: there the mean
+    intermediate reward rose, against the window before, by more than two standard errors, and the
+    mean final reward did not rise by more than one.
+
+    Args:
+        finals: mean final reward per step, from the first on; NaN where there was none.
+        intermediates: mean intermediate reward per step.
+        window: steps in one window.
+
+    >>> [note.text[:47] for note in hacking_notes([0.5] * 4, [0.0, 0.0, 0.3, 0.3], window=2)]
+    ['intermediate rewards rose from 0.000 to 0.300 (']
+    """
+    if len(finals) < 2 * window or len(finals) % window:
+        return
+    gain, error, old, new = _change(intermediates, window)
+    final_gain, final_error, final_old, final_new = _change(finals, window)
+    if gain > max(2 * error, 1e-6) and final_gain <= final_error:
+        yield _warn(
+            "reward-hacking",
+            f"intermediate rewards rose from {old:.3f} to {new:.3f} (means of {window} steps) "
+            f"while the final reward went from {final_old:.3f} to {final_new:.3f}: the policy may "
+            "be earning them instead of solving tasks; lower their weights or cap them",
+        )
+
+
+def _change(values: Sequence[float], window: int) -> tuple[float, float, float, float]:
+    """From the window before the last to the last: gain, its standard error, both means."""
+    before = [v for v in values[-2 * window : -window] if not math.isnan(v)]
+    after = [v for v in values[-window:] if not math.isnan(v)]
+    if not before or not after:
+        return 0.0, 0.0, 0.0, 0.0
+    old, new = fmean(before), fmean(after)
+    error = math.sqrt(pvariance(before) / len(before) + pvariance(after) / len(after))
+    return new - old, error, old, new
 
 
 def _warn(code: str, text: str) -> Note:

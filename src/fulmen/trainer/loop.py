@@ -16,18 +16,17 @@ from pathlib import Path
 
 from msgspec import structs
 
-from fulmen.credit.advantage import credit, share_with_signal
-from fulmen.credit.trajectory import Dropped, assemble, count_reasons
 from fulmen.learner.learner import Learner
 from fulmen.schema.config import TrainConfig
-from fulmen.schema.records import Credited, StepRecord, Task
+from fulmen.schema.records import StepRecord, Task
 from fulmen.store.base import Store
 from fulmen.trainer.collect import Collector, Stopwatch
+from fulmen.trainer.crediting import Crediting, credit_step
 from fulmen.trainer.evaluation import measure
 from fulmen.trainer.events import EvalDone, Listener, Progress, StepDone
 from fulmen.trainer.folder import RunFolder
 from fulmen.trainer.grading import Graded
-from fulmen.trainer.health import refuse_hopeless, step_notes
+from fulmen.trainer.health import hacking_notes, refuse_hopeless, step_notes
 from fulmen.trainer.rollouts import train_rollouts
 from fulmen.trainer.statistics import rollout_metrics
 from fulmen.trainer.tasks import task_order
@@ -42,8 +41,7 @@ class Parts:
     store: Store
     collector: Collector
     learner: Learner
-    policy: str
-    """Name of what is trained, as calls carry it."""
+    crediting: Crediting
     save_model: Callable[[Path], None]
     """Write everything but the learner's part of a checkpoint: the tokenizer."""
     train_tasks: Sequence[Task]
@@ -60,6 +58,8 @@ class History:
     evals: list[EvalDone] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     """Mean training reward per step; NaN where no rollout had one."""
+    intermediate: list[float] = field(default_factory=list)
+    """Mean intermediate reward of a rollout per step."""
     last_eval: list[Graded] = field(default_factory=list)
     """The rollouts of the latest greedy evaluation."""
     step: int = 0
@@ -104,17 +104,21 @@ async def _step(parts: Parts, history: History, tasks: list[Task]) -> StepRecord
     if step == 1 and not parts.val_tasks:
         refuse_hopeless(graded)
     metrics = rollout_metrics(graded, watch.seconds)
-    credited, credit_metrics = _credit(graded, parts.policy, scale=config.scale_advantage)
+    done = credit_step(graded, parts.crediting)
+    await parts.store.add_rewards(done.rewards)
+    for note in done.notes:
+        parts.listen(note)
     parts.listen(Progress(phase="learn", step=step, done=0, total=1))
     # In a thread, so that heartbeats and the display go on meanwhile.
-    learned = await asyncio.to_thread(parts.learner.learn, credited)
+    learned = await asyncio.to_thread(parts.learner.learn, done.credited)
     history.step = step
     history.rewards.append(metrics.get("reward/mean", math.nan))
+    history.intermediate.append(done.metrics.get("reward/intermediate", 0.0))
     return StepRecord(
         step=step,
         version=parts.learner.version,
         consumed=tuple(item.result.rollout.id for item in graded),
-        metrics=metrics | credit_metrics | learned | {"time/step_s": watch.seconds},
+        metrics=metrics | done.metrics | learned | {"time/step_s": watch.seconds},
     )
 
 
@@ -128,7 +132,7 @@ async def _commit(parts: Parts, history: History, record: StepRecord) -> None:
     parts.folder.prune_checkpoints(config.keep_checkpoints)
     eta = (config.steps - step) * history.seconds / step
     parts.listen(StepDone(step=step, metrics=metrics, eta_s=eta))
-    for note in step_notes(metrics):
+    for note in (*step_notes(metrics), *hacking_notes(history.rewards, history.intermediate)):
         parts.listen(note)
 
 
@@ -137,23 +141,6 @@ async def _checkpoint(parts: Parts, history: History) -> str:
     parts.listen(Progress(phase="save", step=history.step, done=0, total=1))
     history.checkpoint = await asyncio.to_thread(_save, parts, history.step)
     return str(history.checkpoint.relative_to(parts.folder.path))
-
-
-def _credit(
-    graded: list[Graded], policy: str, *, scale: bool
-) -> tuple[list[Credited], dict[str, float]]:
-    """Rewards to advantages. Every rollout with a reward is in its group's baseline, whether or
-    not its calls can be trained."""
-    dropped: list[Dropped] = []
-    trajectories = []
-    for item in graded:
-        if item.reward is not None:
-            trajectory, untrainable = assemble(item.result, item.reward, policy=policy)
-            trajectories.append(trajectory)
-            dropped += untrainable
-    metrics = {"groups/with_signal": share_with_signal(trajectories)}
-    metrics |= {f"dropped/{why}": float(n) for why, n in count_reasons(dropped).items()}
-    return credit(trajectories, scale=scale), metrics
 
 
 async def _evaluate(parts: Parts, history: History, *, sampled: bool) -> None:
