@@ -12,9 +12,11 @@ def test_calls_are_of_the_agents_that_made_them(ran):
             assert len(set(agents)) == 1
 
 
-def test_every_tool_s_outcome_is_known(ran):
+def test_every_tool_s_outcome_is_known_where_somebody_told_it(ran):
+    # Of OpenAI's protocols, only a failure's words say how a tool ended.
+    told = "ok" if ran.case.traced or ran.case.protocol == "messages" else "unknown"
     for result in ran.sums:
-        assert _outcomes(observe(result)) == [(tool, "ok") for tool in ran.case.tools]
+        assert _outcomes(observe(result)) == [(tool, told) for tool in ran.case.tools]
 
 
 def test_a_tool_that_raised_is_known_to_have_failed(ran):
@@ -24,14 +26,11 @@ def test_a_tool_that_raised_is_known_to_have_failed(ran):
         assert {outcome for _, outcome in rest} <= {"ok"}
 
 
-def test_a_tool_is_used_by_the_agent_whose_call_asked_for_it(ran):
+def test_a_tool_is_used_by_the_agent_that_was_at_work(ran):
     for result in ran.results.values():
         seen = observe(result)
-        asking = [call for call in seen.calls if (call.response or {}).get("tool_calls")]
         use = next(use for use in seen.tools if use.name == "calculator")
-        assert use.agent == next(
-            call.agent for call in asking if "calculator" in str(call.response)
-        )
+        assert use.agent == (ran.case.user or seen.calls[0].agent)
 
 
 def _outcomes(seen: Observed) -> list[tuple[str, str]]:
