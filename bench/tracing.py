@@ -3,7 +3,8 @@
 A calculator agent of each framework that trains in this repository: two calls and a tool in
 between, one rollout after another, in a real worker process on a real store and gateway. The
 scripted policy answers after 300 ms, as a small model would, and then at once, which no model
-does. Medians of pairs, traced and untraced in turns:
+does. Medians of pairs, traced and untraced in turns. The CPU time of all processes is there for
+machines that have other things to do:
 
     PYTHONPATH=tests python bench/tracing.py
 """
@@ -17,6 +18,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import psutil
 from transformers import AutoTokenizer
 
 from frameworks.rollouts import Rig, rig, rollout
@@ -34,17 +36,24 @@ SETTINGS = {"": (0.3, 5), ".no-latency": (0.0, 20)}
 PAIRS = 9
 
 
-async def measure(working: Rig, name: str, delay_s: float, count: int) -> float:
-    """Seconds of one rollout."""
+async def measure(working: Rig, name: str, delay_s: float, count: int) -> tuple[float, float]:
+    """Wall and CPU seconds of one rollout."""
     working.engine.delay_s = delay_s
     rollouts = [rollout(f"{name}-{number}", f"{number + 11}*7") for number in range(count)]
-    begun = time.perf_counter()
+    begun, used = time.perf_counter(), cpu_seconds()
     done = await working.run(rollouts)
-    taken = time.perf_counter() - begun
+    taken, used = time.perf_counter() - begun, cpu_seconds() - used
     for each in done:
         assert each.outcome.failure is None, each.outcome
         assert len(each.calls) == 2
-    return taken / count
+    return taken / count, used / count
+
+
+def cpu_seconds() -> float:
+    """Of this process and its workers, so far."""
+    this = psutil.Process()
+    times = [process.cpu_times() for process in (this, *this.children(recursive=True))]
+    return sum(each.user + each.system for each in times)
 
 
 async def compare(framework: str, tokenizer: Any, folder: Path) -> None:
@@ -58,7 +67,7 @@ async def compare(framework: str, tokenizer: Any, folder: Path) -> None:
             one = rig(folder / name, agent, tokenizer, workers=1, python=python, trace=hint)
             rigs.append(await stack.enter_async_context(one))
         for ending, (delay_s, count) in SETTINGS.items():
-            times: tuple[list[float], list[float]] = ([], [])
+            times: tuple[list[tuple[float, float]], list[tuple[float, float]]] = ([], [])
             for pair in range(-1, PAIRS):  # the first one warms up
                 for which in (0, 1) if pair % 2 else (1, 0):
                     taken = await measure(rigs[which], f"{ending}{pair}", delay_s, count)
@@ -67,18 +76,21 @@ async def compare(framework: str, tokenizer: Any, folder: Path) -> None:
             report(framework + ending, *times)
 
 
-def report(name: str, traced: list[float], untraced: list[float]) -> None:
-    """Print what it takes, and what part of it is tracing."""
-    middle = statistics.median(traced), statistics.median(untraced)
-    result(
-        f"tracing.rollout.{name}",
-        1000 * middle[0],
-        "ms",
-        peer="without tracing",
-        peer_value=1000 * middle[1],
-        higher_is_better=False,
-    )
-    ratios = [ours / theirs for ours, theirs in zip(traced, untraced, strict=True)]
+def report(
+    name: str, traced: list[tuple[float, float]], untraced: list[tuple[float, float]]
+) -> None:
+    """Print what a rollout takes, and what part of it is tracing."""
+    for place, figure in enumerate(("rollout", "cpu")):
+        ours, theirs = ([each[place] for each in times] for times in (traced, untraced))
+        result(
+            f"tracing.{figure}.{name}",
+            1000 * statistics.median(ours),
+            "ms",
+            peer="without tracing",
+            peer_value=1000 * statistics.median(theirs),
+            higher_is_better=False,
+        )
+    ratios = [ours[0] / theirs[0] for ours, theirs in zip(traced, untraced, strict=True)]
     result(f"tracing.overhead.{name}", 100 * (statistics.median(ratios) - 1), "%")
 
 

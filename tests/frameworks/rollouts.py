@@ -1,7 +1,6 @@
 """Many rollouts of one agent at once: a store, a gateway, and workers in another environment."""
 
 import asyncio
-import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -77,7 +76,7 @@ async def rig(
     tokenizer: Any,
     *,
     workers: int,
-    python: str = sys.executable,
+    python: str = "",
     trace: Callable[[str], None] | None = None,
 ) -> AsyncIterator[Rig]:
     """Run an agent of the folder `agents` in one process; `trace` as for `Pool`."""
@@ -92,7 +91,7 @@ async def rig(
             Listening(make_app(gateway), "127.0.0.1", 0) as server,
             Pool(
                 store,
-                structs.replace(parse_agent(f"{AGENTS}/{agent}"), python=python),
+                parse_agent(f"{AGENTS}/{agent}", python),
                 base_url=server.url,
                 workers=workers,
                 processes=1,

@@ -34,7 +34,7 @@ def python_of(name: str) -> str:
         subprocess.run([*install, "-r", packages, "--editable", ROOT], check=True)
         print(f"frameworks: {name}: installed in {time.monotonic() - begun:.1f} s", flush=True)
 
-    folder = environment(f"frameworks-{name}", [packages, ROOT / "pyproject.toml"], make)
+    folder = environment(f"frameworks-{name}", [packages], make)
     return str(folder / "bin/python")
 
 

@@ -93,9 +93,10 @@ def told_outcome(told: Told) -> ToolOutcome:
     >>> told_outcome(Told("t1", "Error: no such table", None)), told_outcome(Told("t1", "4", None))
     ('error', 'unknown')
     """
-    if told.failed is not None:
-        return "error" if told.failed else "ok"
-    return "error" if told.text.startswith(ERROR_TEXTS) else "unknown"
+    # Not everybody who speaks Anthropic's protocol sets its flag: LiteLLM never does.
+    if told.failed or told.text.startswith(ERROR_TEXTS):
+        return "error"
+    return "unknown" if told.failed is None else "ok"
 
 
 def _is_tool(span: Span) -> bool:

@@ -34,11 +34,12 @@ class AgentSpec(Record, frozen=True, kw_only=True):
     target: str
     """`source:name` of a function, the command line, or the URL."""
     python: str = ""
-    """Interpreter of an environment that has Fulmen and what the agent needs; empty: this one."""
+    """Interpreter for a function whose packages are in another environment; Fulmen is installed
+    there too, without its extras if need be. Empty: the one that runs Fulmen."""
 
 
-def parse_agent(text: str) -> AgentSpec:
-    """Tell functions, URLs and commands from each other.
+def parse_agent(text: str, python: str = "") -> AgentSpec:
+    """Tell functions, URLs and commands from each other; `python` as in `AgentSpec`.
 
     >>> [parse_agent(a).kind for a in ("agent.py:solve", "python agent.py", "http://localhost:80")]
     ['function', 'command', 'http']
@@ -49,7 +50,7 @@ def parse_agent(text: str) -> AgentSpec:
     if _URL.match(target):
         return AgentSpec(kind="http", target=target)
     kind = "function" if _FUNCTION.match(target) else "command"
-    return AgentSpec(kind=kind, target=target)
+    return AgentSpec(kind=kind, target=target, python=python)
 
 
 def check_agent(spec: AgentSpec) -> None:

@@ -6,8 +6,9 @@ from opentelemetry import trace
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
 from fulmen.runner.running import Runner
-from fulmen.runner.wire import Reports, Rewarded, Seen, Start
+from fulmen.runner.wire import Hint, Reports, Rewarded, Seen, Start
 from fulmen.schema.records import Outcome, Record, Reward, Span
+from fulmen.schema.semconv import SOURCE
 from fulmen.tracing.current import Attempt, current_attempt
 from fulmen.tracing.stream import SpanStream
 
@@ -49,6 +50,10 @@ async def _under_root(run: Runner, start: Start, attempt: Attempt) -> Outcome:
 
 def _emit(reports: Reports, record: Record) -> None:
     if isinstance(record, Span):
-        reports.send(Seen(span=record))
+        try:
+            reports.send(Seen(span=record))
+        except (TypeError, ValueError) as error:
+            # In the middle of the agent's work: what cannot be told must not fail it.
+            reports.send(Hint(text=f"a span of {record.attributes.get(SOURCE)} is lost ({error})"))
     elif isinstance(record, Reward):
         reports.send(Rewarded(reward=record))

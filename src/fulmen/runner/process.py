@@ -74,6 +74,9 @@ class WorkerProcess:
                 self._connections.append(await asyncio.open_connection(sock=ours, limit=MOST_BYTES))
             send(self._orders, self._setup)
             report = await receive_report(self._reports)
+            while isinstance(report, Hint):  # of what the agent imports
+                await self._observed(report)
+                report = await receive_report(self._reports)
             if not isinstance(report, Ready) or report.error:
                 raise self._refusal(report, await self._process.wait())
         except BaseException:  # refused, or the pool is closed while this process starts

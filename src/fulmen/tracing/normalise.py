@@ -106,9 +106,15 @@ _AGENTSCOPE_ERROR = "ToolResultState.ERROR"
 def _plain(value: Any) -> JSON:  # noqa: ANN401 - attribute values of any instrumentor
     """A JSON value of bounded size."""
     if isinstance(value, str):
-        return value if len(value) <= MOST_CHARACTERS else value[:MOST_CHARACTERS] + "…"
-    if isinstance(value, bool | int | float) or value is None:
+        # A subclass (smolagents' texts are) and half a surrogate pair could not be sent.
+        text = str.__str__(value).encode(errors="replace").decode()
+        return text if len(text) <= MOST_CHARACTERS else text[:MOST_CHARACTERS] + "…"
+    if isinstance(value, bool) or value is None:
         return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
@@ -134,7 +140,8 @@ def _openinference(raw: Raw) -> dict[str, Any]:
         return {
             OPERATION: kind,
             TOOL_NAME: given.get("tool.name") or raw.name.removesuffix(".run"),
-            TOOL_ARGUMENTS: given.get("tool.parameters") or given.get("input.value"),
+            # "tool.parameters" is what the tool may be given, not what it was.
+            TOOL_ARGUMENTS: _arguments(given.get("input.value")),
             TOOL_RESULT: given.get("output.value"),
             TOOL_CALL_ID: given.get("tool_call.id") or given.get("tool.call_id"),
         }
@@ -144,6 +151,23 @@ def _openinference(raw: Raw) -> dict[str, Any]:
     if kind == CHAT:
         return {OPERATION: kind, RESPONSE_ID: _id_in(given.get("output.value"))}
     return {OPERATION: kind}
+
+
+def _arguments(given: Any) -> Any:  # noqa: ANN401 - an attribute's value
+    """What a tool was given, without what smolagents puts around it.
+
+    >>> _arguments('{"args": [], "sanitize_inputs_outputs": true, "kwargs": {"city": "Bern"}}')
+    '{"city": "Bern"}'
+    >>> _arguments('{"city": "Bern"}')
+    '{"city": "Bern"}'
+    """
+    try:
+        call = json.loads(str(given))
+    except ValueError:
+        return given
+    if not isinstance(call, dict) or call.keys() != {"args", "sanitize_inputs_outputs", "kwargs"}:
+        return given
+    return json.dumps(call["kwargs"] or call["args"], ensure_ascii=False)
 
 
 def _id_in(output: object) -> str | None:
