@@ -16,10 +16,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Two OpenMP pools that spin on two cores bring each other to a halt.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: help setup demo test check test-base test-clients fmt bench bench-engine bench-learner bench-gateway lock clean
+.PHONY: help setup demo test check test-base test-clients test-frameworks fmt bench bench-engine bench-learner bench-gateway bench-tracing lock clean
 
 help: ## show this help
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 $(STAMP): $(LOCK)
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11, 3.12 or 3.13 found; install one, or say make PYTHON=/path/to/python"; exit 2; }
@@ -34,7 +34,8 @@ setup: $(STAMP) ## make the virtual environment with pinned packages (done by al
 demo: $(STAMP) ## watch a calculator agent learn; SEED=2 STEPS=20 change it
 	@$(PY) examples/calc/demo.py $(if $(SEED),--seed $(SEED)) $(if $(STEPS),--steps $(STEPS))
 
-test: check test-base test-clients ## lint, types, and all tests
+test: check test-base test-clients ## lint, types, and all tests, with those frameworks that train here
+	@$(MAKE) --no-print-directory test-frameworks FRAMEWORKS="langgraph openai-agents autogen pydantic-ai"
 	@$(PY) -m pytest -q --durations=10
 
 check: $(STAMP) ## lint, format, import rules and types
@@ -47,12 +48,15 @@ test-base: $(STAMP) ## the tests that need no PyTorch, on every Python found, wi
 	@bash tests/base.sh $(PYTHON) python3.12 python3.13
 
 test-clients: $(STAMP) ## the gateway with the real clients, each in its own environment
-	@$(PY) tests/clients/run.py
+	@PYTHONPATH=tests $(PY) tests/clients/run.py
+
+test-frameworks: $(STAMP) ## agents of every framework, each in its own environment; FRAMEWORKS="a b" for some
+	@PYTHONPATH=tests $(PY) tests/frameworks/run.py $(FRAMEWORKS)
 
 fmt: $(STAMP) ## format the code
 	@$(VENV)/bin/ruff check --fix -q . ; $(VENV)/bin/ruff format -q .
 
-bench: bench-engine bench-learner bench-gateway ## all benchmarks
+bench: bench-engine bench-learner bench-gateway bench-tracing ## all benchmarks
 
 bench-engine: $(STAMP) ## tokens per second of the engine, beside transformers' generate
 	@$(PY) bench/engine.py
@@ -71,6 +75,9 @@ PEER_STAMPS := $(foreach p,$(PEERS),.venv-bench-$(p)-$(shell sha256sum < require
 
 bench-gateway: $(STAMP) $(PEER_STAMPS) ## latency, CPU and memory of the gateway, beside other proxies
 	@$(PY) bench/gateway.py $(foreach s,$(PEER_STAMPS),$(word 3,$(subst -, ,$(s)))=$(dir $(s))bin/python)
+
+bench-tracing: $(STAMP) ## wall time of a rollout with and without tracing
+	@PYTHONPATH=tests $(PY) bench/tracing.py
 
 lock: $(STAMP) ## write requirements/*.txt from what is installed
 	@bash requirements/lock.sh $(PYTHON)

@@ -1,5 +1,6 @@
 """What several tests share: the Calc example's tiny model and its tokenizer."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -10,6 +11,8 @@ CALC = ROOT / "examples" / "calc"
 
 collect_ignore = ["clients"]
 """Run by clients/run.py, in environments of their own."""
+if "FULMEN_FRAMEWORKS" not in os.environ:
+    collect_ignore.append("frameworks")  # run by frameworks/run.py, which makes environments
 
 
 @pytest.fixture(scope="session")

@@ -5,19 +5,18 @@ Run with Fulmen's own Python, as `make test-clients` does. Environments are made
 """
 
 import contextlib
-import hashlib
 import json
-import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from environments import ROOT, environment, variables
+
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
 LEAST_NODE = 20
 
 SUITES = {
@@ -33,20 +32,6 @@ SUITES = {
 """Environments, and the files that run in each."""
 
 
-def environment(name: str, lists: list[Path], make: Callable[[Path], None]) -> Path:
-    """The folder of an environment, made unless one for the same lists of packages is there."""
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in lists)).hexdigest()[:16]
-    folder = ROOT / f".venv-clients-{name}-{digest}"
-    ready = folder / "ready"
-    if not ready.exists():
-        print(f"clients: making {folder.name}", flush=True)
-        for old in ROOT.glob(f".venv-clients-{name}-*"):
-            shutil.rmtree(old)
-        make(folder)
-        ready.touch()
-    return folder
-
-
 def python_environment(name: str) -> Path:
     """An environment of Python with the packages of its list; gives its folder."""
     packages = ROOT / "requirements" / f"clients-{name}.txt"
@@ -56,7 +41,7 @@ def python_environment(name: str) -> Path:
         pip = [folder / "bin/python", "-m", "pip", "install", "-q"]
         subprocess.run([*pip, "-r", packages], check=True)
 
-    return environment(name, [packages], make)
+    return environment(f"clients-{name}", [packages], make)
 
 
 def find_node() -> tuple[str, list[str]]:
@@ -82,7 +67,7 @@ def node_environment(npm: list[str]) -> Path:
         command = [*npm, "ci", "--silent", "--no-audit", "--no-fund"]
         subprocess.run(command, cwd=folder, check=True)
 
-    return environment("npm", lists, make)
+    return environment("clients-npm", lists, make)
 
 
 def python_suite(folder: Path, name: str) -> list[str]:
@@ -126,18 +111,11 @@ def serving() -> Iterator[str]:
         raise SystemExit(f"clients: the gateway ended with {server.returncode}")
 
 
-def variables(url: str) -> dict[str, str]:
-    """The environment variables of the tests: none that would turn a client elsewhere."""
-    other = ("OPENAI_", "ANTHROPIC_", "LITELLM_", "FULMEN_", "NODE_OPTIONS")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(other)}
-    return {**kept, "FULMEN_CLIENTS_SERVER": url, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
-
-
 def main() -> int:
     """Run all; 1 if any fails."""
     commands = suites()
     with serving() as url:
-        given = variables(url)
+        given = {**variables(), "FULMEN_CLIENTS_SERVER": url}
 
         def run(suite: tuple[str, list[str]]) -> bool:
             name, command = suite

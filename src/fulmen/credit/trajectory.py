@@ -47,8 +47,8 @@ def assemble(
         placed: intermediate rewards. An agent's own is given to its last transition; that of a call
             that is dropped goes nowhere (`rewards.homeless` counts them).
         selected: which calls are trained; the others are there for the order of things.
-        policy: name of the one that is trained: calls that another model answered are dropped.
-            None: they are all its own.
+        policy: the one that is trained; calls that another model answered are dropped. None: all
+            are its own.
     """
     observed = observed or observe(result)
     calls = {call.id: call for call in observed.calls}

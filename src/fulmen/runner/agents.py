@@ -28,6 +28,8 @@ class AgentSpec(Record, frozen=True, kw_only=True):
     kind: Literal["function", "command"]
     target: str
     """`source:name` of a function, or the command line."""
+    python: str = ""
+    """Interpreter of an environment that has Fulmen and what the agent needs; empty: this one."""
 
 
 def parse_agent(text: str) -> AgentSpec:

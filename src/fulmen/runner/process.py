@@ -88,7 +88,7 @@ class WorkerProcess:
     async def _spawn(self, *connections: socket.socket) -> asyncio.subprocess.Process:
         descriptors = [connection.fileno() for connection in connections]
         return await asyncio.create_subprocess_exec(
-            sys.executable,
+            self._setup.agent.python or sys.executable,
             "-m",
             "fulmen.runner.worker",
             *map(str, descriptors),

@@ -84,19 +84,26 @@ def _shielded(function: Callable[[JSON], Any], task: JSON) -> object:
 
 
 def jsonable(output: object) -> JSON:
-    """The output as plain JSON values; NumPy's scalars become Python's.
+    """The output as plain JSON values; NumPy's scalars and special texts become Python's.
 
     Raises TypeError naming the type that cannot be kept.
     """
     if hasattr(output, "item") and getattr(output, "ndim", None) == 0:
         output = output.item()  # type: ignore[attr-defined] - checked just above
     try:
-        return msgspec.json.decode(msgspec.json.encode(output))
+        return msgspec.json.decode(msgspec.json.encode(output, enc_hook=_plain))
     except (TypeError, OverflowError, UnicodeEncodeError) as error:
         name = type(output).__name__
         raise TypeError(
             f"the agent returned a {name}, which is not JSON ({error}); return text or a number"
         ) from None
+
+
+def _plain(value: object) -> str:
+    """The text of a subclass of str, such as LangChain's messages give."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    raise TypeError(f"{type(value).__name__} cannot be written")
 
 
 def command_runner(command: str, gateway: str) -> Runner:

@@ -41,7 +41,7 @@ class Crediting:
     patterns: Sequence[str] = ()
     """What `selected` looks for, if it looks for names."""
     policy: str | None = None
-    """Name of what is trained, as calls carry it; None: there is nothing else."""
+    """Name of what is trained, as calls carry it; None: nothing else answers."""
 
 
 @dataclass(frozen=True, slots=True)
