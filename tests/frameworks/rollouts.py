@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from msgspec import structs
-
 from frameworks.model import script
 from fulmen.engine.base import Delta, GenerateRequest
 from fulmen.engine.scripted import ScriptedEngine
