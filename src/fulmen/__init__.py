@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fulmen.credit.rules import Rule as Rule
     from fulmen.launch.api import evaluate as evaluate
     from fulmen.launch.api import train as train
+    from fulmen.runner.reward import reward as reward
     from fulmen.schema.config import EvalConfig as EvalConfig
     from fulmen.schema.config import TrainConfig as TrainConfig
     from fulmen.schema.errors import FulmenError as FulmenError
@@ -30,6 +31,7 @@ _PLACES = {
     "Task": "fulmen.schema.records",
     "TrainConfig": "fulmen.schema.config",
     "evaluate": "fulmen.launch.api",
+    "reward": "fulmen.runner.reward",
     "train": "fulmen.launch.api",
 }
 
@@ -41,6 +43,7 @@ __all__ = [
     "Task",
     "TrainConfig",
     "evaluate",
+    "reward",
     "train",
 ]
 

@@ -31,8 +31,9 @@ def place(
 ) -> Placed:
     """Sum rewards by what they were given to, each times the weight of its name (1 if it has none).
 
-    A reward of a span is that of the one call that the span is about; if there is none, of the
-    agent the span belongs to; if that is unknown too, of the rollout.
+    A tool call's id stands for the call that asked for the tool. A reward of a span is that of the
+    one call that the span is about; if there is none, of the agent the span belongs to; if that is
+    unknown too, of the rollout.
 
     >>> given = Reward(rollout_id="r", attempt=1, name="found", value=0.5, source="agent")
     >>> place([given], Observed("r", 1, ()), {"found": 0.1}).rollout
@@ -41,10 +42,11 @@ def place(
     calls: dict[str, float] = defaultdict(float)
     agents: dict[str, float] = defaultdict(float)
     rollout = 0.0
+    asked_by = {use.tool_call_id: use.call_id for use in observed.tools if use.tool_call_id}
     for reward in rewards:
         value = reward.value * (weights or {}).get(reward.name, 1.0)
         span = reward.span_id or ""
-        call = reward.call_id or observed.call_of.get(span)
+        call = asked_by.get(reward.call_id or "") or reward.call_id or observed.call_of.get(span)
         agent = reward.agent or observed.agent_of.get(span)
         if call:
             calls[call] += value

@@ -3,7 +3,9 @@
 The one place where rooms meet. It decides nothing that a setting does not decide.
 """
 
-from collections.abc import AsyncIterator, Sequence
+import functools
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
@@ -14,13 +16,15 @@ from fulmen.launch.policy import ServedPolicy
 from fulmen.runner.agents import load_function, parse_agent
 from fulmen.runner.pool import Pool
 from fulmen.schema.config import RunSettings
-from fulmen.schema.records import Task
+from fulmen.schema.records import RolloutResult, Task
 from fulmen.server.app import make_app
 from fulmen.server.http import Listening
+from fulmen.server.traces import traces_routes
 from fulmen.store.open import open_store
 from fulmen.store.sqlite import SqliteStore
+from fulmen.tracing.export import OtlpExporter, read_headers
 from fulmen.trainer.collect import Collector, Judge
-from fulmen.trainer.events import Listener
+from fulmen.trainer.events import Listener, Note
 from fulmen.trainer.folder import RunFolder
 from fulmen.trainer.grading import AgentErrors, check_grader
 from fulmen.trainer.tasks import read_tasks
@@ -93,18 +97,41 @@ async def running(
         async with served_models(policy, inputs.others, settings) as models:
             gateway = Gateway(models, store, store.secret)
             store.on_attempt_end(gateway.forget)
+            app = make_app(gateway, traces_routes(store, store.secret))
+            hint = functools.partial(_hint, listen)
             async with (
                 aclosing(gateway),
-                Listening(make_app(gateway), settings.host, settings.port) as server,
+                Listening(app, settings.host, settings.port) as server,
                 Pool(
                     store,
                     parse_agent(settings.agent),
                     base_url=server.url,
                     workers=settings.workers,
                     processes=settings.processes,
+                    trace=hint if settings.tracing else None,
                 ) as pool,
+                _exporter(settings.otlp_endpoint, hint) as export,
             ):
-                yield Rig(store, Collector(store, pool, inputs.judge, listen), server.url)
+                collector = Collector(store, pool, inputs.judge, listen, export)
+                yield Rig(store, collector, server.url)
     finally:
         await store.close()
         await policy.engine.close()
+
+
+def _hint(listen: Listener, text: str) -> None:
+    listen(Note(level="info", code="tracing", text=text))
+
+
+@asynccontextmanager
+async def _exporter(
+    endpoint: str | None, failed: Callable[[str], None]
+) -> AsyncIterator[Callable[[Sequence[RolloutResult]], None]]:
+    """What finished rollouts are given to, beside the training."""
+    if endpoint is None:
+        yield lambda _: None
+        return
+    headers = read_headers(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))
+    exporter = OtlpExporter(endpoint, headers=headers, failed=failed)
+    async with aclosing(exporter):
+        yield exporter.export

@@ -3,10 +3,11 @@
 Fulmen POSTs one JSON object for each attempt,
 
     {"task": …, "rollout_id": "…", "base_url": "http://…/v1", "anthropic_base_url": "http://…",
-     "api_key": "…", "deadline_s": 300.0}
+     "api_key": "…", "traces_url": "http://…/v1/traces", "deadline_s": 300.0}
 
 and the agent answers 200 with `{"output": …}`, with `{"error": "…"}`, or with plain text, which is
-its output. It should send its model calls to `base_url` with `api_key`, both for this attempt only.
+its output. It should send its model calls to `base_url` with `api_key`, both for this attempt only;
+spans that it sends to `traces_url` (OTLP/HTTP) with the same key are kept with the attempt.
 Nothing is sent anywhere but to the URL that the user gave: no proxies, no redirects.
 """
 
@@ -44,6 +45,7 @@ def http_runner(url: str, gateway: str) -> Callable[[Start], Awaitable[Outcome]]
             "base_url": f"{gateway}/v1",
             "anthropic_base_url": gateway,
             "api_key": start.key,
+            "traces_url": f"{gateway}/v1/traces",
             "deadline_s": start.deadline_s,
         }
         try:

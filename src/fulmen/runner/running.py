@@ -39,6 +39,17 @@ def environment(gateway: str, key: str) -> dict[str, str]:
     }
 
 
+def telemetry(gateway: str, key: str) -> dict[str, str]:
+    """What makes OpenTelemetry's exporters, in any language, send their spans to us."""
+    if any(name.startswith("OTEL_EXPORTER_OTLP") for name in os.environ):
+        return {}  # the user sends them somewhere already
+    return {
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"{gateway}/v1/traces",
+        "OTEL_EXPORTER_OTLP_TRACES_HEADERS": f"authorization=Bearer%20{key}",
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
+    }
+
+
 def function_runner(function: Callable[[JSON], Any], capacity: int) -> Runner:
     """Run attempts of a Python function: as tasks if it is async, else in threads."""
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
@@ -118,6 +129,7 @@ def command_runner(command: str, gateway: str) -> Runner:
             env={
                 **os.environ,
                 **environment(gateway, start.key),
+                **telemetry(gateway, start.key),
                 "FULMEN_ROLLOUT_ID": start.rollout_id,
             },
             start_new_session=True,

@@ -77,6 +77,10 @@ class RunSettings(Settings):
     """Attempts per rollout when the infrastructure fails; the agent's own failures count once."""
     other_models: str | None = None
     """TOML file of models elsewhere or frozen, for calls and agents that are not trained."""
+    tracing: bool = True
+    """Watch the agent's framework: who called, which tools ran, how they ended."""
+    otlp_endpoint: str | None = None
+    """Send finished rollouts to this tracing backend too (Jaeger, Phoenix …): OTLP over HTTP."""
     processes: int | None = Field(default=None, ge=1)
     """Worker processes that share the agents; default: one per core."""
     dtype: Literal["float32", "bfloat16"] = "float32"

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from urllib.parse import unquote
 
 import httpx
 
@@ -11,6 +12,16 @@ from fulmen.tracing.otlp import PROTOBUF, write_rollouts
 _MOST_WAITING = 64
 """Batches; while the backend is slower than that, further ones are left out and counted."""
 _TIMEOUT_S = 10.0
+
+
+def read_headers(text: str) -> dict[str, str]:
+    """Headers as OTEL_EXPORTER_OTLP_HEADERS has them.
+
+    >>> read_headers("x-api-key=a%20b,project=p")
+    {'x-api-key': 'a b', 'project': 'p'}
+    """
+    pairs = (part.partition("=") for part in text.split(",") if "=" in part)
+    return {key.strip(): unquote(value.strip()) for key, _, value in pairs}
 
 
 class OtlpExporter:

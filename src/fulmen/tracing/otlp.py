@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 
-from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
+from google.protobuf.json_format import ParseDict, ParseError
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
@@ -135,11 +135,6 @@ def write_rollouts(results: Iterable[RolloutResult]) -> bytes:
     for result in results:
         scope.spans.extend(_spans_of(result))
     return request.SerializeToString()
-
-
-def as_json(request: bytes) -> dict[str, JSON]:
-    """An OTLP request in protobuf's JSON, for people to read."""
-    return MessageToDict(ExportTraceServiceRequest.FromString(request))
 
 
 def _spans_of(result: RolloutResult) -> list[OtlpSpan]:

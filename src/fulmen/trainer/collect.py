@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fulmen.runner.pool import Pool
-from fulmen.schema.records import Rollout
+from fulmen.schema.records import Rollout, RolloutResult
 from fulmen.store.base import Store
 from fulmen.trainer.events import Listener, Progress
 from fulmen.trainer.grading import AgentErrors, Graded, Grader, check_grader, grade
@@ -42,6 +42,8 @@ class Collector:
     pool: Pool
     judge: Judge
     listen: Listener
+    export: Callable[[Sequence[RolloutResult]], None] = lambda _: None
+    """Shown every finished rollout."""
 
     async def collect(
         self, rollouts: Sequence[Rollout], phase: Literal["eval", "collect"], step: int
@@ -89,6 +91,7 @@ class Collector:
     async def _grade(self, ids: Sequence[str]) -> list[Graded]:
         judge = self.judge
         results = await self.store.results(ids)
+        self.export(results)
         graded = await grade(results, judge.grader, judge.name, judge.errors, judge.weights)
         await self.store.add_rewards([reward for item in graded for reward in item.rewards()])
         return graded
