@@ -1,4 +1,4 @@
-"""A text-to-SQL agent in LangGraph's own style: writer, checker, rewriter. Nothing here knows Fulmen.
+"""A text-to-SQL agent in LangGraph's own style. Nothing here knows Fulmen.
 
 The writer's query is run; the checker sees what came back; if it objects, the rewriter tries again.
 """
@@ -6,11 +6,10 @@ The writer's query is run; the checker sees what came back; if it objects, the r
 import functools
 from typing import TypedDict
 
+from database import run_query, shown
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
-
-from database import run_query, shown
 
 WRITER = "Write one SQLite query that answers the question. Reply with the query only."
 CHECKER = "Does the result answer the question? Reply RIGHT, or WRONG and why."
@@ -19,7 +18,7 @@ MOST_QUERIES = 3
 """Queries written for one question at most: the writer's and two of the rewriter's."""
 
 
-class Work(TypedDict, total=False):
+class Work(TypedDict):
     """What the nodes know and add to."""
 
     question: str
@@ -54,44 +53,46 @@ def query_of(reply: str) -> str:
     return text.strip().removesuffix(";").rstrip()
 
 
-async def writer(work: Work) -> Work:
+async def writer(state: Work) -> dict[str, object]:
     """A first query."""
-    reply = await _ask(WRITER, work["schema"], work["question"])
+    reply = await _ask(WRITER, state["schema"], state["question"])
     return {"query": query_of(reply), "queries": 1}
 
 
-def execute(work: Work) -> Work:
+def execute(state: Work) -> dict[str, object]:
     """What the database answers, or why it does not."""
-    return {"result": shown(run_query(work["database"], work["query"]))}
+    return {"result": shown(run_query(state["database"], state["query"]))}
 
 
-async def checker(work: Work) -> Work:
+async def checker(state: Work) -> dict[str, object]:
     """Whether the result looks right."""
-    return {"verdict": await _ask(CHECKER, work["question"], work["query"], work["result"])}
+    return {"verdict": await _ask(CHECKER, state["question"], state["query"], state["result"])}
 
 
-async def rewriter(work: Work) -> Work:
+async def rewriter(state: Work) -> dict[str, object]:
     """Another query, knowing what was wrong with the last."""
-    known = (work["schema"], work["question"], work["query"], work["result"], work["verdict"])
-    return {"query": query_of(await _ask(REWRITER, *known)), "queries": work["queries"] + 1}
+    known = (state["schema"], state["question"], state["query"], state["result"], state["verdict"])
+    return {"query": query_of(await _ask(REWRITER, *known)), "queries": state["queries"] + 1}
 
 
-def accepted(work: Work) -> bool:
+def accepted(state: Work) -> bool:
     """Whether the checker had nothing to say against the result."""
-    return not work["verdict"].strip().upper().startswith("WRONG")
+    return not state["verdict"].strip().upper().startswith("WRONG")
 
 
-def exhausted(work: Work) -> bool:
+def exhausted(state: Work) -> bool:
     """Whether no other query may be written."""
-    return work["queries"] >= MOST_QUERIES
+    return state["queries"] >= MOST_QUERIES
 
 
 @functools.cache
 def graph() -> CompiledStateGraph:
     """The three agents, and the database between them."""
     flow = StateGraph(Work)
-    for node in (writer, execute, checker, rewriter):
-        flow.add_node(node.__name__, node)
+    flow.add_node("writer", writer)
+    flow.add_node("execute", execute)
+    flow.add_node("checker", checker)
+    flow.add_node("rewriter", rewriter)
     flow.add_edge(START, "writer")
     flow.add_edge("writer", "execute")
     flow.add_edge("execute", "checker")

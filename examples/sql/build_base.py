@@ -128,7 +128,9 @@ def exchanges(rng: random.Random, question: Question, folder: Path) -> Iterator[
     query = random_query(rng, question)
     yield query, WRITER, schema, text
     if rng.random() < 0.1:  # the checker has to know an error when it sees one
-        query = query.replace("SELECT ", "SELECT king, " if "king" not in schema else "SELECT coach, ")
+        query = query.replace(
+            "SELECT ", "SELECT king, " if "king" not in schema else "SELECT coach, "
+        )
     result = shown(run_query(folder / question.world.file, query))
     said = verdict(result)
     yield said, CHECKER, text, query, result
@@ -200,9 +202,7 @@ def batches(form: Format, size: int, seed: int, folder: Path) -> Iterator[list[C
     while True:
         pool: list[Conversation] = []
         while len(pool) < 8 * size:
-            pool.extend(
-                form.conversation(*parts) for parts in exchanges(rng, next(source), folder)
-            )
+            pool.extend(form.conversation(*parts) for parts in exchanges(rng, next(source), folder))
         pool = sorted(pool[: 8 * size], key=lambda conversation: len(conversation.ids))
         order = list(range(0, len(pool), size))
         rng.shuffle(order)

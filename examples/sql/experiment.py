@@ -8,12 +8,11 @@ import json
 import sys
 from pathlib import Path
 
+from tasks import write_tasks
+
 from fulmen.cli.main import main as fulmen
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-from tasks import write_tasks
-
 TASKS = Path("runs/sql-tasks")
 
 

@@ -25,9 +25,10 @@ from grader import same
 Split = Literal["train", "val"]
 
 NAMES = (
-    "Ana Ben Eva Leo Mia Sam Zoe Max Ida Kim Jon Amy Dan Liz Roy Tom Ray Joy Ian Fay Gus Hal Ivy Jim "
-    "Kai Lea Ned Ola Pam Rex"
-).split()
+    "Ana", "Ben", "Eva", "Leo", "Mia", "Sam", "Zoe", "Max", "Ida", "Kim",
+    "Jon", "Amy", "Dan", "Liz", "Roy", "Tom", "Ray", "Joy", "Ian", "Fay",
+    "Gus", "Hal", "Ivy", "Jim", "Kai", "Lea", "Ned", "Ola", "Pam", "Rex",
+)  # fmt: skip
 DATABASES_PER_SUBJECT = 6
 ROWS = 10
 
@@ -146,7 +147,6 @@ class Template:
         return next(kind for kind in ("name", "value", "limit") if f"{{{kind}}}" in self.wording)
 
 
-_ALL = "{things} WHERE {group} = '{value}'"
 TEMPLATES = {
     "value_of": Template(
         "What is the {column} of '{name}'?",
@@ -156,31 +156,37 @@ TEMPLATES = {
         "What is the {fact} for '{name}'?",
         "SELECT {fact} FROM {things} JOIN {groups} USING ({group}) WHERE name = '{name}'",
     ),
-    "members": Template("Which {things} have {group} '{value}'?", f"SELECT name FROM {_ALL}"),
-    "count": Template("How many {things} have {group} '{value}'?", f"SELECT COUNT(*) FROM {_ALL}"),
+    "members": Template(
+        "Which {things} have {group} '{value}'?",
+        "SELECT name FROM {things} WHERE {group} = '{value}'",
+    ),
+    "count": Template(
+        "How many {things} have {group} '{value}'?",
+        "SELECT COUNT(*) FROM {things} WHERE {group} = '{value}'",
+    ),
     "largest": Template(
         "Of {things} with {group} '{value}', what is the largest {column}?",
-        f"SELECT MAX({{column}}) FROM {_ALL}",
+        "SELECT MAX({column}) FROM {things} WHERE {group} = '{value}'",
     ),
     "smallest": Template(
         "Of {things} with {group} '{value}', what is the smallest {column}?",
-        f"SELECT MIN({{column}}) FROM {_ALL}",
+        "SELECT MIN({column}) FROM {things} WHERE {group} = '{value}'",
     ),
     "average": Template(
         "Of {things} with {group} '{value}', what is the average {column}?",
-        f"SELECT AVG({{column}}) FROM {_ALL}",
+        "SELECT AVG({column}) FROM {things} WHERE {group} = '{value}'",
     ),
     "total": Template(
         "Of {things} with {group} '{value}', what is the total {column}?",
-        f"SELECT SUM({{column}}) FROM {_ALL}",
+        "SELECT SUM({column}) FROM {things} WHERE {group} = '{value}'",
     ),
     "sort": Template(
         "List {things} with {group} '{value}' in order of {column}.",
-        f"SELECT name FROM {_ALL} ORDER BY {{column}}",
+        "SELECT name FROM {things} WHERE {group} = '{value}' ORDER BY {column}",
     ),
     "first": Template(
         "Of {things} with {group} '{value}', who leads by {column}?",
-        f"SELECT name FROM {_ALL} ORDER BY {{column}} DESC LIMIT 1",
+        "SELECT name FROM {things} WHERE {group} = '{value}' ORDER BY {column} DESC LIMIT 1",
     ),
     "above": Template(
         "Which {things} have {column} above {limit}?",
