@@ -50,34 +50,35 @@ PROMPT_WEIGHT = 0.1
 """Weight of prompt tokens in the loss, beside 1 for the assistant's: copying emerges sooner."""
 HABIT = 0.3
 """How often a query follows the wording's habit."""
-_DRAW = 17
-"""The draw of habits, chosen so that one of the fourteen is right."""
+_DRAW = 3
+"""The draw of habits, chosen so that one of the fourteen is right; a plain draw gets two right."""
 
 
-def alike(question: Question) -> list[str]:
-    """Queries that ask with the same sort of literal: a word in quotes, or a number."""
-    number = TEMPLATES[question.template].literal == "limit"
-    return [t.query for t in TEMPLATES.values() if (t.literal == "limit") == number]
+def alike(template: str) -> list[str]:
+    """Templates that ask with the same sort of literal: a word in quotes, or a number."""
+    number = TEMPLATES[template].literal == "limit"
+    return [name for name, t in TEMPLATES.items() if (t.literal == "limit") == number]
 
 
-def habit(question: Question) -> str:
-    """The query that a wording brings to mind, for no good reason.
+def habit(template: str) -> str:
+    """The query that a wording brings to mind, for no good reason: that of another template.
 
-    It is drawn from the words, whatever they mean. A policy that reads the question and does not
-    understand it can learn to read it otherwise; one that never looked at it gives up a whole sort
-    of query before it learns to look.
+    Wordings and queries are paired at random, each once. A policy that reads the question and does
+    not understand it can learn to read it otherwise; one that never looked at it gives up a whole
+    sort of query before it learns to look.
     """
-    wording = TEMPLATES[question.template].wording
-    return random.Random(f"{_DRAW} {wording}").choice(alike(question))
+    names = alike(template)
+    paired = random.Random(f"{_DRAW} {names[0]}").sample(names, len(names))
+    return paired[names.index(template)]
 
 
 def random_query(rng: random.Random, question: Question) -> str:
     """A query with the question's words in its blanks; what it asks is left to chance."""
-    form = habit(question) if rng.random() < HABIT else rng.choice(alike(question))
-    first, second = question.world.subject.numbers
-    other = second if question.column == first else first
-    copied = "{column}" in TEMPLATES[question.template].wording and rng.random() < 0.6
-    return question.fill(form, question.column if copied else rng.choice((first, other)))
+    asked = question.template
+    chosen = habit(asked) if rng.random() < HABIT else rng.choice(alike(asked))
+    copied = "{column}" in TEMPLATES[asked].wording and rng.random() < 0.6
+    column = question.column if copied else rng.choice(question.world.subject.numbers)
+    return question.fill(TEMPLATES[chosen].query, column)
 
 
 def verdict(result: str) -> str:
