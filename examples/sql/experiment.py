@@ -32,6 +32,7 @@ def settings(options: argparse.Namespace) -> dict[str, object]:
         "val": TASKS / "val.jsonl",
         "grader": f"{HERE}/grader.py:score",
         "model": HERE / "base",
+        # The paper trains writer and rewriter only: a setting that says so goes here.
         "out": options.out or f"runs/sql-seed{options.seed}",
         "if-exists": "new",
         "seed": options.seed,
