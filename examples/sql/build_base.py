@@ -1,6 +1,6 @@
 """Build the tiny base model of SQL-mini from nothing: tokenizer, weights, warm start.
 
-    python build_base.py --out base            # 10 minutes on one core
+    python build_base.py --out base            # under 10 minutes on a busy core
 
 The warm start teaches the format and the copying of words, never the task. Its writer and rewriter
 write a random query of the right kind over the question's words, so the model writes SQL flawlessly
@@ -253,7 +253,7 @@ def _loss(model: Qwen3ForCausalLM, batch: list[Conversation]) -> tuple[torch.Ten
 def main() -> None:
     parser = argparse.ArgumentParser(description="Build the base model of SQL-mini.")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=1800)
+    parser.add_argument("--steps", type=int, default=700)
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -66,7 +66,7 @@ def results(run: Path) -> list[dict[str, object]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Train the SQL agent.")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--out", help="folder of the run")
     options = parser.parse_args()
     make_tasks(TASKS)
