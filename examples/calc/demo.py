@@ -8,32 +8,21 @@ import json
 import sys
 from pathlib import Path
 
-from fulmen.cli.main import main as fulmen
+from recipe import recipe
 
-HERE = Path(__file__).resolve().parent
+from fulmen.cli.main import main as fulmen
 
 
 def settings(options: argparse.Namespace) -> dict[str, object]:
-    """The recipe: 160 steps of 16 × 8 rollouts; measured figures are in README.md."""
-    return {
-        "agent": options.agent or f"{HERE}/agent.py:solve",
-        "tasks": HERE / "train.jsonl",
-        "val": HERE / "val.jsonl",
-        "grader": f"{HERE}/grader.py:score",
-        "model": HERE / "base",
+    """The recipe, with what the command line changes."""
+    changes = {
+        "agent": options.agent,
+        "steps": options.steps,
         "out": options.out or f"runs/calc-seed{options.seed}",
         "if-exists": "new",
         "seed": options.seed,
-        "steps": options.steps,
-        "workers": 64,
-        "tasks-per-step": 16,
-        "group-size": 8,
-        "learning-rate": 1e-3,
-        "schedule": "linear",
-        "entropy-coefficient": 0.005,
-        "max-tokens": 48,
-        "eval-every": 40,
     }
+    return recipe() | {key: value for key, value in changes.items() if value is not None}
 
 
 def results(run: Path) -> list[dict[str, object]]:
@@ -55,7 +44,7 @@ def results(run: Path) -> list[dict[str, object]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Train the Calc agent.")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--steps", type=int)
     parser.add_argument("--agent", help="another agent, e.g. 'python plain_agent.py'")
     parser.add_argument("--out", help="folder of the run")
     options = parser.parse_args()

@@ -36,7 +36,8 @@ def read_rules(file: str | None) -> tuple[Rule, ...]:
     if not isinstance(tables, list) or not tables:
         raise ConfigError(f"{file}: holds no rule", hint="write [[rule]] above each rule")
     rules = tuple(
-        _rule(table, f"{file}: rule {number}") for number, table in enumerate(tables, start=1)
+        _beside(file, _rule(table, f"{file}: rule {number}"))
+        for number, table in enumerate(tables, start=1)
     )
     _check_names(rules, file)
     return rules
@@ -71,6 +72,14 @@ def _rule(table: object, origin: str) -> Rule:
     if not isinstance(table, dict):
         raise ConfigError(f"{origin} must be a table", hint="write [[rule]] above its keys")
     return make_config(Rule, table, origin=origin, flags=False)
+
+
+def _beside(file: str, rule: Rule) -> Rule:
+    """A function's file is looked for beside the rules first, then where Fulmen was started."""
+    source, _, name = (rule.function or "").rpartition(":")
+    if source.endswith(".py") and (near := Path(file).parent / source).is_file():
+        return rule.model_copy(update={"function": f"{near}:{name}"})
+    return rule
 
 
 def _check_names(rules: tuple[Rule, ...], file: str) -> None:
