@@ -25,7 +25,7 @@ def make_tasks(folder: Path) -> None:
 
 
 def settings(options: argparse.Namespace) -> dict[str, object]:
-    """The recipe; measured figures are in README.md."""
+    """The recipe; what has been measured of it is in README.md."""
     return {
         "agent": f"{HERE}/agent.py:solve",
         "tasks": TASKS / "train.jsonl",
@@ -66,7 +66,7 @@ def results(run: Path) -> list[dict[str, object]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Train the SQL agent.")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--steps", type=int, default=160)
     parser.add_argument("--out", help="folder of the run")
     options = parser.parse_args()
     make_tasks(TASKS)
