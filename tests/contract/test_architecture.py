@@ -87,6 +87,7 @@ def test_the_public_names_are_these():
         "Task",
         "TrainConfig",
         "evaluate",
+        "reward",
         "train",
     ]
     for name in fulmen.__all__:

@@ -102,6 +102,7 @@ async def test_it_is_told_the_task_and_where_its_model_calls_go(tmp_path, agent)
         "rollout_id": "r0",
         "base_url": f"{GATEWAY}/v1",
         "anthropic_base_url": GATEWAY,
+        "traces_url": f"{GATEWAY}/v1/traces",
         "deadline_s": 12.5,
     }
 
