@@ -60,8 +60,10 @@ SPECIAL = (
     "</think>",
 )
 CALL = ('\n{"name": "search", "arguments": {"query": "', '"}}\n')
-FIXED = ("system\n", "user\n", "assistant\n", "<answer>", "</answer>", ".\n-", *CALL)
+FIXED = ("system\n", "assistant\n", "<answer>", "</answer>", ".\n-", *CALL)
 """What is one token because it is always the same: short conversations are learned sooner."""
+WORLDS = 1000
+"""Seeds of the warm start's worlds begin here; the tasks' world is another."""
 RESULT = ("\n<|im_start|>user\n<tool_response>\n", "\n</tool_response><|im_end|>\n")
 PROMPT_WEIGHT = 0.1
 """Weight of prompt tokens in the loss, beside 1 for the assistant's: copying emerges sooner."""
@@ -161,7 +163,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     """Names and words of questions and passages as single tokens, the tool preamble in a few."""
     texts = []
     for seed in range(8):
-        world = World(1000 + seed)
+        world = World(WORLDS + seed)
         texts += [f"- {passage}\n" for passage in world.passages]
         texts += [question.text for question in world.questions()]
     core = Tokenizer(models.BPE())
@@ -232,7 +234,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
 
 def batches(form: Format, size: int, seed: int) -> Iterator[list[Conversation]]:
     """Conversations for ever, those of similar length together; every eight batches a new world."""
-    rng, number = random.Random(seed), 1000
+    rng, number = random.Random(seed), WORLDS
     while True:
         number += 1
         world = World(number)
@@ -288,7 +290,7 @@ def _loss(model: Qwen3ForCausalLM, batch: list[Conversation]) -> tuple[torch.Ten
 def main() -> None:
     parser = argparse.ArgumentParser(description="Build the base model of RAG-mini.")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

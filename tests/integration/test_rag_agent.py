@@ -5,6 +5,7 @@ import itertools
 import json
 import time
 
+import openai
 import pytest
 from transformers import AutoTokenizer
 
@@ -30,7 +31,7 @@ def tokenizer():
 
 @pytest.fixture
 def serving(tokenizer, monkeypatch):
-    """A served gateway that the environment leads to; gives what it recorded."""
+    """A served gateway that the SDK's client leads to; gives what it recorded."""
 
     @contextlib.asynccontextmanager
     async def serve(*replies: str):
@@ -41,9 +42,13 @@ def serving(tokenizer, monkeypatch):
         policy = Policy("rag", engine, make_renderer(tokenizer, "qwen3"))
         app = make_app(Gateway(Models([policy]), memory, SECRET))
         key = mint_key(KeyClaims(rollout_id="r", attempt=1, expires=time.time() + 60), SECRET)
-        async with Listening(app, "127.0.0.1", 0) as server:
+        async with (
+            Listening(app, "127.0.0.1", 0) as server,
+            openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key) as client,
+        ):
+            # The SDK's own is kept from run to run, and belongs to the first one's event loop.
+            monkeypatch.setattr("agents.models._openai_shared._default_openai_client", client)
             monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
-            monkeypatch.setenv("OPENAI_API_KEY", key)
             yield memory
 
     return serve

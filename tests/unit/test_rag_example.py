@@ -3,6 +3,7 @@
 import doctest
 import json
 import math
+import random
 from pathlib import Path
 
 import numpy as np
@@ -213,6 +214,27 @@ def test_a_file_that_is_not_musique_is_refused_by_line(tmp_path, text, message):
         musique.convert([source], tmp_path / "out.jsonl", tmp_path / "corpus.jsonl")
 
 
+def test_wikipedia_s_passages_become_a_corpus(tmp_path):
+    source = tmp_path / "psgs_w100.tsv"
+    source.write_text('id\ttext\ttitle\n1\t"Aaron is a ""prophet""."\tAaron\n2\tHe spoke.\tAaron\n')
+    retrieval = load("retrieval")
+    assert list(load("wikipedia").read_tsv(source)) == [
+        retrieval.Passage("Aaron", 'Aaron is a "prophet".'),
+        retrieval.Passage("Aaron", "He spoke."),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("", ":1: the columns are not"), ("id\ttext\ttitle\n1\tx\n", ":2: 2 columns instead of 3")],
+)
+def test_a_file_that_is_not_dpr_s_wikipedia_is_refused_by_line(tmp_path, text, message):
+    source = tmp_path / "psgs_w100.tsv"
+    source.write_text(text)
+    with pytest.raises(load("retrieval").BadCorpus, match=message):
+        list(load("wikipedia").read_tsv(source))
+
+
 class LetterEncoder:
     """Texts as the counts of their letters: alike if spelt alike."""
 
@@ -252,6 +274,30 @@ def test_a_dense_index_of_another_corpus_is_refused(tmp_path):
         file.write('{"title": "", "text": "cc"}\n')
     with pytest.raises(load("retrieval").BadCorpus, match=r"made of 2 passages, but .* has 3"):
         dense.DenseIndex.open(corpus, path, LetterEncoder())
+
+
+def test_the_warm_start_never_shows_the_task():
+    """Words and names are chance: of all attempts, one in thirty is right."""
+    build, tasks, retrieval = load("build_base"), load("tasks"), load("retrieval")
+    world = tasks.World(5)
+    index, questions = retrieval.Bm25(world.passages), list(world.questions())
+    rng = random.Random(0)
+    right = 0
+    for _ in range(4000):
+        question = rng.choice(questions)
+        right += build.random_attempt(rng, index, question).answer == question.answer
+    assert 0.02 < right / 4000 < 0.05
+
+
+def test_the_warm_start_s_worlds_are_others_than_that_of_the_tasks():
+    build, tasks = load("build_base"), load("tasks")
+    facts = {str(passage) for passage in tasks.World(0).passages}
+    shown = {str(passage) for passage in tasks.World(build.WORLDS).passages}
+    assert len(facts & shown) / len(facts) < 0.03
+
+
+def test_the_shipped_base_is_small():
+    assert sum(path.stat().st_size for path in (RAG / "base").iterdir()) < 2_000_000
 
 
 def test_the_gpu_configuration_is_one_that_fulmen_reads():
