@@ -13,7 +13,7 @@ import random
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,6 +87,29 @@ class Attempt:
     answer: str
 
 
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """A part of the warm start, and how its attempts are drawn."""
+
+    steps: int
+    rate: float
+    """Learning rate at its peak."""
+    new: bool
+    """Follow, and answer with, only names that were not searched for before."""
+    hasty: float
+    """How often the answer is a name of the first search."""
+
+
+LESSONS = (
+    Lesson(1500, 3e-3, new=False, hasty=0.0),
+    Lesson(600, 2e-3, new=True, hasty=0.0),
+    Lesson(150, 1e-3, new=True, hasty=0.5),
+)
+"""First any name is copied, as often as it was seen, but the company's is seen most and would be all
+that is ever searched for; then new ones only. After these two, the likeliest answer is right for
+one question of six; the third makes it one that is too early."""
+
+
 def names_in(text: str) -> list[str]:
     """The names of a text, in order.
 
@@ -101,23 +124,32 @@ def found(index: Index, query: str) -> str:
     return "\n".join(f"- {passage}" for passage in index.search(query, PASSAGES))
 
 
-def random_attempt(rng: random.Random, index: Bm25, question: Question) -> Attempt:
+def random_attempt(
+    rng: random.Random, index: Index, question: Question, lesson: Lesson = LESSONS[-1]
+) -> Attempt:
     """Searches and an answer, drawn from the words at hand.
 
-    The word of a query is mostly one that the question has, the name any that was seen. The answer
-    is any name, mostly one of the last passages.
+    The word of a query is mostly one that the question has. Its name, and the answer, is any that
+    the passages have brought up.
     """
     asked = (question.role.word, question.life.word)
-    names, last, searches = [question.company], "", []
+    names, used, searches = [question.company], set(), []
     for _ in range(rng.choices((1, 2, 3), (0.1, 0.8, 0.1))[0]):
-        word = rng.choice(asked if rng.random() < 0.9 else WORDS)
-        query = f"{word} {rng.choice(names)}"
-        last = found(index, query)
-        searches.append((query, last))
-        # From the second search on, names in the passages only.
-        names = names_in("\n".join(text for _, text in searches))
-    answer = rng.choice(names_in(last) if rng.random() < 0.7 else names)
-    return Attempt(question.text, searches, answer)
+        word, name = rng.choice(asked if rng.random() < 0.9 else WORDS), rng.choice(names)
+        searches.append((f"{word} {name}", found(index, f"{word} {name}")))
+        used.add(name)
+        names = _choice([text for _, text in searches], used if lesson.new else ())
+    if lesson.hasty and rng.random() < lesson.hasty:
+        names = _choice([searches[0][1]], used)
+    elif rng.random() < 0.7:
+        names = _choice([searches[-1][1]], used if lesson.new else ())
+    return Attempt(question.text, searches, rng.choice(names))
+
+
+def _choice(texts: list[str], used: Collection[str]) -> list[str]:
+    """The names of texts without those used, if any remain."""
+    names = names_in("\n".join(texts))
+    return [name for name in names if name not in used] or names
 
 
 class Format:
@@ -232,7 +264,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
     ).eval()
 
 
-def batches(form: Format, size: int, seed: int) -> Iterator[list[Conversation]]:
+def batches(form: Format, size: int, seed: int, lesson: Lesson) -> Iterator[list[Conversation]]:
     """Conversations for ever, those of similar length together; every eight batches a new world."""
     rng, number = random.Random(seed), WORLDS
     while True:
@@ -240,7 +272,7 @@ def batches(form: Format, size: int, seed: int) -> Iterator[list[Conversation]]:
         world = World(number)
         index, questions = Bm25(world.passages), list(world.questions())
         chosen = (rng.choice(questions) for _ in range(8 * size))
-        pool = [form.conversation(random_attempt(rng, index, q)) for q in chosen]
+        pool = [form.conversation(random_attempt(rng, index, q, lesson)) for q in chosen]
         pool.sort(key=lambda conversation: len(conversation.ids))
         order = list(range(0, len(pool), size))
         rng.shuffle(order)
@@ -248,14 +280,13 @@ def batches(form: Format, size: int, seed: int) -> Iterator[list[Conversation]]:
             yield pool[start : start + size]
 
 
-def warm_start(
-    model: Qwen3ForCausalLM, form: Format, *, steps: int, size: int, seed: int, rate: float = 3e-3
-) -> None:
-    """Supervised training on `steps` batches."""
+def warm_start(model: Qwen3ForCausalLM, form: Format, lesson: Lesson, size: int, seed: int) -> None:
+    """Supervised training on random attempts."""
+    rate, steps = lesson.rate, lesson.steps
     optimiser = torch.optim.AdamW(
         model.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True
     )
-    started, source = time.monotonic(), batches(form, size, seed)
+    started, source = time.monotonic(), batches(form, size, seed, lesson)
     for step in range(steps):
         for group in optimiser.param_groups:
             group["lr"] = rate * min(1.0, (step + 1) / 50) * (1 - 0.95 * step / steps)
@@ -290,7 +321,6 @@ def _loss(model: Qwen3ForCausalLM, batch: list[Conversation]) -> tuple[torch.Ten
 def main() -> None:
     parser = argparse.ArgumentParser(description="Build the base model of RAG-mini.")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -299,7 +329,8 @@ def main() -> None:
     tokenizer = build_tokenizer()
     model = build_model(tokenizer)
     print(f"{sum(p.numel() for p in model.parameters()):,} weights, {len(tokenizer)} tokens")
-    warm_start(model, Format(tokenizer), steps=options.steps, size=options.size, seed=options.seed)
+    for number, lesson in enumerate(LESSONS):
+        warm_start(model, Format(tokenizer), lesson, options.size, options.seed + number)
     model.save_pretrained(options.out)
     tokenizer.save_pretrained(options.out)
     print(f"written to {options.out}; measure it with fulmen eval")
