@@ -96,18 +96,18 @@ class Lesson:
     """Learning rate at its peak."""
     new: bool
     """Follow, and answer with, only names that were not searched for before."""
-    hasty: float
-    """How often the answer is a name of the first search."""
+    echo: float
+    """How often the answer is the name that was last searched for."""
 
 
 LESSONS = (
-    Lesson(1500, 3e-3, new=False, hasty=0.0),
-    Lesson(600, 2e-3, new=True, hasty=0.0),
-    Lesson(150, 1e-3, new=True, hasty=0.5),
+    Lesson(1500, 3e-3, new=False, echo=0.0),
+    Lesson(600, 2e-3, new=True, echo=0.0),
+    Lesson(150, 1e-3, new=True, echo=0.6),
 )
 """First any name is copied, as often as it was seen, but the company's is seen most and would be all
 that is ever searched for; then new ones only. After these two, the likeliest answer is right for
-one question of six; the third makes it one that is too early."""
+one question of six; the third makes it a name that was asked about, which is never right."""
 
 
 def names_in(text: str) -> list[str]:
@@ -133,14 +133,14 @@ def random_attempt(
     the passages have brought up.
     """
     asked = (question.role.word, question.life.word)
-    names, used, searches = [question.company], set(), []
+    name, names, used, searches = "", [question.company], set(), []
     for _ in range(rng.choices((1, 2, 3), (0.1, 0.8, 0.1))[0]):
         word, name = rng.choice(asked if rng.random() < 0.9 else WORDS), rng.choice(names)
         searches.append((f"{word} {name}", found(index, f"{word} {name}")))
         used.add(name)
         names = _choice([text for _, text in searches], used if lesson.new else ())
-    if lesson.hasty and rng.random() < lesson.hasty:
-        names = _choice([searches[0][1]], used)
+    if lesson.echo and rng.random() < lesson.echo:
+        names = [name]
     elif rng.random() < 0.7:
         names = _choice([searches[-1][1]], used if lesson.new else ())
     return Attempt(question.text, searches, rng.choice(names))
