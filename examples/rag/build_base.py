@@ -1,11 +1,12 @@
 """Build the tiny base model of RAG-mini from nothing: tokenizer, weights, warm start.
 
-    python build_base.py --out base            # 15 minutes on one core
+    python build_base.py --out base            # 8 minutes of one core
 
 The warm start teaches the format and the copying of names, never the task. Its conversations search
-for a random word of the question beside a random name, and answer with a random name that was
-found; each is about another world, so there is nothing in them to remember. The model is right by
-luck, about one time in thirty; whatever it gets right later, it learned from reward.
+for a random word of the question beside a random name, and answer with a name that was found or
+asked about; every few hundred are about another world, so there is nothing in them to remember. So
+the model searches flawlessly and is right by luck, about one time in thirty; whatever it gets right
+later, it learned from reward.
 """
 
 import argparse
@@ -105,9 +106,9 @@ LESSONS = (
     Lesson(600, 2e-3, new=True, echo=0.0),
     Lesson(150, 1e-3, new=True, echo=0.6),
 )
-"""First any name is copied, as often as it was seen, but the company's is seen most and would be all
-that is ever searched for; then new ones only. After these two, the likeliest answer is right for
-one question of six; the third makes it a name that was asked about, which is never right."""
+"""First any name is copied, as often as it was seen; but the company's is seen most, and would be
+all that is ever searched for. So then new ones only. After these two, the likeliest answer is right
+for one question of six; the third makes it a name that was asked about, which is never right."""
 
 
 def names_in(text: str) -> list[str]:

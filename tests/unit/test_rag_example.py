@@ -277,7 +277,7 @@ def test_a_dense_index_of_another_corpus_is_refused(tmp_path):
 
 
 def test_the_warm_start_never_shows_the_task():
-    """Words and names are chance: of all attempts, one in thirty is right."""
+    """Words and names are chance: one attempt in twenty is right."""
     build, tasks, retrieval = load("build_base"), load("tasks"), load("retrieval")
     world = tasks.World(5)
     index, questions = retrieval.Bm25(world.passages), list(world.questions())
@@ -286,7 +286,7 @@ def test_the_warm_start_never_shows_the_task():
     for _ in range(4000):
         question = rng.choice(questions)
         right += build.random_attempt(rng, index, question).answer == question.answer
-    assert 0.02 < right / 4000 < 0.05
+    assert 0.03 < right / 4000 < 0.07
 
 
 def test_the_warm_start_s_worlds_are_others_than_that_of_the_tasks():
