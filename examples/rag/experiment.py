@@ -64,7 +64,7 @@ def _result(name: str, value: float, unit: str) -> dict[str, object]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Train the RAG agent.")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--out", help="folder of the run")
     options = parser.parse_args()
     flags = [part for key, value in settings(options).items() for part in (f"--{key}", str(value))]
