@@ -69,10 +69,10 @@ def main() -> int:
     options = parser.parse_args()
     flags = [part for key, value in settings(options).items() for part in (f"--{key}", str(value))]
     sys.argv = ["fulmen", "train", *flags]
-    started = set(Path("runs").glob("*"))
-    fulmen()
     made = Path(str(settings(options)["out"]))
-    new = [path for path in made.parent.glob(f"{made.name}*") if path not in started]
+    started = set(made.parent.glob(f"{made.name}*"))
+    fulmen()
+    new = [p for p in made.parent.glob(f"{made.name}*") if p.is_dir() and p not in started]
     for line in results(max(new, key=lambda path: path.stat().st_mtime)):
         print("RESULT " + json.dumps(line))
     return 0
