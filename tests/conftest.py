@@ -2,9 +2,12 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from rag import MODULES, RAG
 
 ROOT = Path(__file__).resolve().parents[1]
 CALC = ROOT / "examples" / "calc"
@@ -27,6 +30,19 @@ def calc_modules() -> Path:
     if str(CALC) not in sys.path:
         sys.path.insert(0, str(CALC))
     return CALC
+
+
+@pytest.fixture(scope="module")
+def rag() -> Iterator[None]:
+    """The RAG example's modules can be imported by name, in place of other examples'."""
+    kept = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
+    path = sys.path[:]
+    sys.path[:] = [str(RAG), *(folder for folder in path if not folder.startswith(str(RAG.parent)))]
+    yield
+    sys.path[:] = path
+    for name in MODULES:
+        sys.modules.pop(name, None)
+    sys.modules.update(kept)
 
 
 @pytest.fixture(scope="session")

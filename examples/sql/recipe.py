@@ -26,7 +26,7 @@ def recipe() -> dict[str, object]:
         "val": TASKS / "val.jsonl",
         "grader": f"{HERE}/grader.py:score",
         "model": HERE / "base",
-        "steps": 300,
+        "steps": 200,
         "workers": 64,
         "tasks-per-step": 16,
         "group-size": 8,
@@ -34,5 +34,5 @@ def recipe() -> dict[str, object]:
         "schedule": "linear",
         "entropy-coefficient": 0.005,
         "max-tokens": 32,
-        "eval-every": 50,
+        "eval-every": 40,
     }
