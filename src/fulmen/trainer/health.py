@@ -38,6 +38,25 @@ def refuse_hopeless(graded: Sequence[Graded]) -> None:
         )
 
 
+def refuse_unselected(metrics: Mapping[str, float], train: str) -> None:
+    """Stop a run whose first step trained no call, because of what `train` selects.
+
+    Raises:
+        AgentError: with the names of the agents that were there.
+    """
+    shares = {
+        name.removeprefix("agent/").removesuffix("/trained"): share
+        for name, share in metrics.items()
+        if name.startswith("agent/") and name.endswith("/trained")
+    }
+    if shares and not any(shares.values()):
+        raise AgentError(
+            f"train = {train!r} selects no call that can be trained; agents seen: "
+            + ", ".join(sorted(shares)),
+            hint="docs/credit.md says where agents get their names from",
+        )
+
+
 def step_notes(metrics: Mapping[str, float]) -> Iterator[Note]:
     """What is odd about a step, in words: no signal, disagreement, truncation, failures."""
     groups = metrics.get("groups/with_signal")

@@ -26,7 +26,7 @@ from fulmen.trainer.evaluation import measure
 from fulmen.trainer.events import EvalDone, Listener, Progress, StepDone
 from fulmen.trainer.folder import RunFolder
 from fulmen.trainer.grading import Graded
-from fulmen.trainer.health import hacking_notes, refuse_hopeless, step_notes
+from fulmen.trainer.health import hacking_notes, refuse_hopeless, refuse_unselected, step_notes
 from fulmen.trainer.rollouts import train_rollouts
 from fulmen.trainer.statistics import rollout_metrics
 from fulmen.trainer.tasks import task_order
@@ -106,6 +106,8 @@ async def _step(parts: Parts, history: History, tasks: list[Task]) -> StepRecord
     metrics = rollout_metrics(graded, watch.seconds)
     # In a thread, so that heartbeats and the display go on meanwhile.
     done = await asyncio.to_thread(credit_step, graded, parts.crediting)
+    if step == 1 and config.train:
+        refuse_unselected(done.metrics, config.train)
     await parts.store.add_rewards(done.rewards)
     for note in done.notes:
         parts.listen(note)
