@@ -16,12 +16,21 @@ pytestmark = pytest.mark.e2e
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
+@pytest.fixture(autouse=True)
+def _modules_of_one_example():
+    """Examples have modules of the same names: none is left from or for another test."""
+    names = {path.stem for path in EXAMPLES.glob("*/*.py")}
+    before = {name: sys.modules.pop(name) for name in names & set(sys.modules)}
+    yield
+    for name in names:
+        sys.modules.pop(name, None)
+    sys.modules.update(before)
+
+
 def recipe(name: str, folder: Path, monkeypatch) -> dict[str, object]:
     """The settings of an experiment, its tasks made in `folder`."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [str(EXAMPLES / name), *sys.path])
-    for module in [path.stem for path in EXAMPLES.glob("*/*.py")]:  # examples share their names
-        monkeypatch.delitem(sys.modules, module, raising=False)
     location = importlib.util.spec_from_file_location("recipe", EXAMPLES / name / "recipe.py")
     assert location is not None
     assert location.loader is not None
