@@ -51,8 +51,9 @@ def one_step(settings: dict[str, object], out: Path, **changes: object) -> dict[
 
 
 def test_sql_trains_the_writer_and_the_rewriter_and_leaves_the_checker(tmp_path, monkeypatch):
-    settings = recipe("sql", tmp_path, monkeypatch)
-    step = one_step(settings, tmp_path / "run")
+    rules = str(EXAMPLES / "sql" / "air.toml")
+    step = one_step(recipe("sql", tmp_path, monkeypatch), tmp_path / "run", air=rules)
+    assert step["reward/air/no-sql"] <= 0.0
     agents = {name.split("/")[1] for name in step if name.startswith("agent/")}
     assert {"writer", "checker"} <= agents <= {"writer", "checker", "rewriter"}
     assert (step["agent/writer/calls"], step["agent/writer/trained"]) == (16.0, 1.0)
@@ -62,7 +63,9 @@ def test_sql_trains_the_writer_and_the_rewriter_and_leaves_the_checker(tmp_path,
 
 
 def test_rag_s_searches_are_seen_with_their_outcome(tmp_path, monkeypatch):
-    step = one_step(recipe("rag", tmp_path, monkeypatch), tmp_path / "run")
+    rules = str(EXAMPLES / "rag" / "air.toml")
+    step = one_step(recipe("rag", tmp_path, monkeypatch), tmp_path / "run", air=rules)
+    assert {"reward/air/empty_result", "reward/air/repeated_call"} <= set(step)
     assert step["agent/rag/calls"] == 16 * step["collect/calls_per_rollout"]
     assert step["tools/ok"] > 0
     assert step.get("tools/unknown", 0.0) == 0.0

@@ -8,12 +8,13 @@ import sqlite3
 import sys
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from langchain_core.messages import AIMessage
 
 SQL = Path(__file__).resolve().parents[2] / "examples" / "sql"
-MODULES = ("agent", "build_base", "database", "experiment", "grader", "spider", "tasks")
+MODULES = tuple(path.stem for path in SQL.glob("*.py"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -397,3 +398,20 @@ def test_the_habits_of_the_warm_start_are_right_for_one_wording_of_fourteen(fold
 
 def test_the_shipped_base_is_small():
     assert sum(path.stat().st_size for path in (SQL / "base").iterdir()) < 2_000_000
+
+
+@pytest.mark.parametrize(
+    ("query", "fails"),
+    [
+        ("SELECT name FROM ships WHERE port = 'Oslo'", False),
+        ("```sql\nSELECT COUNT(*) FROM ships JOIN ports USING (port);\n```", False),
+        ("SELECT weight FROM ships", True),
+        ("SELEC name", True),
+        ("", True),
+    ],
+)
+def test_the_rule_finds_queries_that_do_not_fit_the_schema(query, fails):
+    schema = "ships(name, port, speed)\nports(port, mayor)"
+    asked = {"messages": [{"role": "user", "content": f"{schema}\nWhich ships?"}]}
+    call = SimpleNamespace(request=asked, response={"role": "assistant", "content": query})
+    assert load("checks").does_not_compile(call, []) is fails
