@@ -4,7 +4,7 @@ Prints one line of JSON, `{"base_url": …}`, and serves until its standard inpu
 the gateway it has two paths for the tests:
 
     POST /control/key                     a new rollout's name and key
-    GET  /control/calls/NAME?at_least=2   its recorded calls, as soon as there are that many
+    GET  /control/calls/NAME?at_least=2   its answered calls, as soon as there are that many
 
 What the policy says depends on the last thing that it was told; see `REPLIES`. The model `slow`
 says `SLOW_TOKENS` tokens and then nothing more until its client leaves. The model `random` has
@@ -75,7 +75,10 @@ def reply_to(prompt: str) -> str:
 
 
 class Memory:
-    """Keeps what is recorded, and says when something comes."""
+    """Keeps what is recorded of answered requests, and says when something comes.
+
+    Refused ones are left out: some clients try something else first, and are told no.
+    """
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -85,7 +88,7 @@ class Memory:
     async def record_calls(self, calls: Sequence[Call]) -> None:
         """See `Recorder`."""
         async with self._changed:
-            self.calls += calls
+            self.calls += [call for call in calls if call.status < 400]
             self._changed.notify_all()
 
     async def supersede_calls(
