@@ -8,6 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fulmen.cli.options import load_settings
+from fulmen.schema.config import TrainConfig
+
 
 @pytest.fixture(scope="module")
 def load(calc_modules):
@@ -189,3 +192,11 @@ def test_the_habits_of_the_warm_start_are_right_for_one_wording_of_twelve(load):
 
 def test_the_shipped_base_is_small(calc):
     assert sum(path.stat().st_size for path in (calc / "base").iterdir()) < 5_000_000
+
+
+def test_the_configuration_for_the_real_data_is_one_that_fulmen_reads(calc):
+    loaded = load_settings(TrainConfig, {}, str(calc / "config-gpu.toml"))
+    assert loaded.config.model == "meta-llama/Llama-3.2-3B-Instruct"
+    for target in (loaded.config.agent, loaded.config.grader):
+        assert target is not None
+        assert (calc / target.partition(":")[0]).is_file()
