@@ -21,13 +21,13 @@ from fulmen.tracing.export import OtlpExporter, read_headers
 from fulmen.tracing.otlp import read_spans
 
 
-async def watch(folder, source: str) -> tuple[RolloutResult, list[str]]:
+async def watch(folder, source: str, task: object = "x") -> tuple[RolloutResult, list[str]]:
     """The result of one rollout, and the hints."""
     path, hints = folder / "watched_agent.py", []
     path.write_text(textwrap.dedent(source))
     store = open_store(folder / "run.db")
     try:
-        rollout = Rollout(id="r", task=Task(id="t", input="x"), group="g", step=1, max_attempts=1)
+        rollout = Rollout(id="r", task=Task(id="t", input=task), group="g", step=1, max_attempts=1)
         await store.enqueue([rollout])
         agent = parse_agent(f"{path}:solve")
         async with Pool(store, agent, base_url="http://127.0.0.1:9", workers=1, trace=hints.append):
@@ -161,6 +161,8 @@ async def test_rewards_that_the_agent_gives_reach_the_rollout_with_their_targets
     ("call", "why"),
     [
         ("fulmen.reward(float('nan'), name='x')", "fulmen.reward: x is nan, not a finite number"),
+        ("fulmen.reward(1, name=3)", "fulmen.reward: name is 3, not a text"),
+        ("fulmen.reward(1, name='reward')", "'reward' is the name of the final reward"),
         ("fulmen.reward(1, of=3)", "fulmen.reward: a int has no id; give the model's answer"),
     ],
 )
@@ -258,3 +260,44 @@ def rollout(name: str) -> Rollout:
 def finished(name: str) -> RolloutResult:
     root = Span(id="00" * 7 + "aa", rollout_id=name, attempt=1, name="fulmen.rollout", started=1.0)
     return RolloutResult(rollout=rollout(name), attempt=1, outcome=Outcome(), spans=(root,))
+
+
+async def test_a_task_and_an_answer_may_be_any_json(tmp_path):
+    result, _ = await watch(
+        tmp_path,
+        """
+        def solve(task):
+            return {"n": task["n"] * 10}
+        """,
+        {"n": 10**30},
+    )
+    assert result.outcome.output == {"n": 10**31}
+
+
+@pytest.mark.parametrize("work", ["print('half \\ud83d')", "raise ValueError('half \\ud83d')"])
+async def test_half_a_character_in_log_or_error_costs_nothing_but_the_character(tmp_path, work):
+    result, _ = await watch(tmp_path, f"def solve(task):\n    {work}\n    return 'done'\n")
+    assert result.outcome.failure == (None if "print" in work else "agent")
+    assert "half ?" in result.outcome.log
+
+
+async def test_a_forked_copy_of_the_worker_says_nothing(tmp_path):
+    result, _ = await watch(
+        tmp_path,
+        """
+        import os
+        from opentelemetry import trace
+        def solve(task):
+            with trace.get_tracer("theirs").start_as_current_span("outer"):
+                child = os.fork()
+                if child == 0:
+                    for _ in range(100):
+                        with trace.get_tracer("theirs").start_as_current_span("in the copy"):
+                            pass
+                    os._exit(0)
+                os.waitpid(child, 0)
+            return "done"
+        """,
+    )
+    assert result.outcome.output == "done"
+    assert {span.name for span in result.spans} == {"fulmen.rollout", "outer"}

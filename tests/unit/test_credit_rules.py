@@ -284,3 +284,11 @@ def test_the_order_of_rollouts_does_not_matter_to_turns(order):
     shuffled = TurnGroups()([group[n] for n in order])
     for place_, n in enumerate(order):
         assert shuffled[place_] == pytest.approx(plain[n])
+
+
+def test_final_rewards_that_hardly_differ_do_not_blow_up_the_intermediate_ones():
+    one = example(0.5, [("a", -0.2)])
+    other = example(0.500001, [("a", 0.0)])
+    low, high = advantages(replace(one, rollout_id="1"), replace(other, rollout_id="2"))
+    assert low == pytest.approx(-1.0 - 0.2 / 0.1)
+    assert high == pytest.approx(1.0)

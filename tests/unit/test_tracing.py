@@ -1,7 +1,9 @@
 """Spans read in every dialect, streamed, joined to agents, and carried over OTLP."""
 
+import importlib.util
 import inspect
 import json
+import random
 import sys
 import types
 
@@ -14,13 +16,19 @@ from opentelemetry.trace import StatusCode
 from fulmen.schema.errors import DataError
 from fulmen.schema.headers import read_agent, read_span
 from fulmen.schema.records import Call, Outcome, Record, Rollout, RolloutResult, Span, Task
-from fulmen.tracing.current import Attempt, current_attempt, langgraph_agent, trace_id_of
+from fulmen.tracing.current import (
+    Attempt,
+    agent_of_metadata,
+    current_attempt,
+    langgraph_agent,
+    trace_id_of,
+)
 from fulmen.tracing.frameworks import Framework
 from fulmen.tracing.imports import after_import
 from fulmen.tracing.normalise import MOST_CHARACTERS, Raw, normalise
 from fulmen.tracing.otlp import read_spans, write_rollouts
 from fulmen.tracing.stream import SpanStream
-from fulmen.tracing.switch import _switch
+from fulmen.tracing.switch import OwnIds, _switch
 
 TOOL = "execute_tool"
 
@@ -182,6 +190,53 @@ def test_a_module_is_acted_on_when_it_is_imported_and_at_once_if_it_was(tmp_path
     monkeypatch.delitem(sys.modules, "framework_of_tomorrow")
 
 
+def test_looking_for_a_module_is_not_importing_it(tmp_path, monkeypatch):
+    (tmp_path / "probed_framework.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    seen: list[str] = []
+    after_import({"probed_framework": lambda module: seen.append(module.__name__)})
+    assert importlib.util.find_spec("probed_framework") is not None
+    assert seen == []
+    importlib.import_module("probed_framework")
+    assert seen == ["probed_framework"]
+    monkeypatch.delitem(sys.modules, "probed_framework")
+
+
+def test_agents_that_seed_the_same_random_numbers_have_spans_of_their_own():
+    ids = OwnIds()
+    random.seed(0)
+    first = (ids.generate_span_id(), ids.generate_trace_id())
+    random.seed(0)
+    assert not set(first) & {ids.generate_span_id(), ids.generate_trace_id()}
+
+
+def test_a_thread_of_an_earlier_attempt_that_works_for_a_later_one_tells_the_later(traced):
+    tracer, _, seen = traced
+    with tracer.start_as_current_span("outer"):
+        earlier: list[Record] = []
+        token = current_attempt.set(Attempt("earlier", 1, earlier.append))
+        with tracer.start_as_current_span("inner"):
+            pass
+        current_attempt.reset(token)
+    assert earlier == []
+    assert [span.rollout_id for span in seen] == ["r"] * 4
+
+
+@pytest.mark.parametrize(
+    ("metadata", "agent"),
+    [
+        # A graph of the user's in a tool of a LangChain agent inherits that agent's marks.
+        ({"langgraph_node": "checker", "lc_agent_name": "boss"}, "checker"),
+        ({"langgraph_node": "model", "lc_agent_name": "boss"}, "boss"),
+        ({"langgraph_node": "model", "langgraph_checkpoint_ns": "tools:1|2|model:3"}, None),
+        ({"langgraph_node": "Todo.before_model", "lc_agent_name": "boss"}, "boss"),
+    ],
+)
+def test_nodes_of_langchain_s_own_agents_are_no_agents(metadata, agent):
+    assert agent_of_metadata({"ls_integration": "langchain_create_agent", **metadata}) == agent
+
+
 def framework(**changes):
     values = {"module": "m", "switch": lambda _: None, "distribution": "numpy", **changes}
     return Framework(**values)
@@ -270,6 +325,7 @@ def test_otlp_s_json_is_read_as_its_specification_writes_it():
             "application/json",
         ),
         (b"[" * 100_000, "application/json"),
+        (b"5", "application/json"),
     ],
 )
 def test_what_is_no_otlp_is_refused_in_one_line(body, kind):

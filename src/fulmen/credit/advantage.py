@@ -11,6 +11,9 @@ from fulmen.credit.turns import EQUAL, TurnGroups
 from fulmen.schema.errors import DataError
 from fulmen.schema.records import Credited, Trajectory
 
+_LEAST_UNIT = 0.1
+"""Final rewards that hardly differ must not blow intermediate ones up: ten times is the most."""
+
 
 def group_advantage(
     returns: Sequence[float] | npt.NDArray[np.float64],
@@ -122,12 +125,13 @@ def _shaped(trajectories: Sequence[Trajectory], *, scale: bool) -> list[Trajecto
 def _group_deviation(
     rewards: npt.NDArray[np.float64], groups: Sequence[str]
 ) -> npt.NDArray[np.float64]:
-    """(R,) standard deviation of each rollout's group; 1 where all rewards are equal."""
+    """(R,) what intermediate rewards of each rollout are divided by: the standard deviation of its
+    group's final rewards, but no less than `_LEAST_UNIT`; 1 where all are equal."""
     result = np.ones_like(rewards)
     for name in dict.fromkeys(groups):
         members = np.array([group == name for group in groups])
         if np.ptp(rewards[members]) >= EQUAL:
-            result[members] = rewards[members].std()
+            result[members] = max(rewards[members].std(), _LEAST_UNIT)
     return result
 
 

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from fulmen.runner.capture import sendable
 from fulmen.schema.config import nearest
 from fulmen.schema.errors import AgentError
 from fulmen.schema.records import Record
@@ -161,7 +162,7 @@ def describe(error: BaseException) -> str:
     >>> describe(ValueError("no\\nwonder"))
     'ValueError: no wonder'
     """
-    text = " ".join(str(error).split())[:300]
+    text = " ".join(sendable(str(error)).split())[:300]
     frames = traceback.extract_tb(error.__traceback__)
     own = str(Path(__file__).parent)
     where = [f for f in frames if not f.filename.startswith((own, "<frozen"))]

@@ -9,6 +9,15 @@ MOST_CHARACTERS = 64 * 1024
 """Of a log the last so many are kept."""
 
 
+def sendable(text: str) -> str:
+    """The text with a `?` for each half of a surrogate pair, which no encoding can write.
+
+    >>> sendable("half \\ud83d")
+    'half ?'
+    """
+    return text.encode(errors="replace").decode()
+
+
 class Log:
     """The bounded log of one attempt."""
 
@@ -27,7 +36,7 @@ class Log:
     @property
     def text(self) -> str:
         """The last part."""
-        return "".join(self._parts)[-MOST_CHARACTERS:]
+        return sendable("".join(self._parts)[-MOST_CHARACTERS:])
 
 
 current_log: contextvars.ContextVar[Log | None] = contextvars.ContextVar("fulmen_log", default=None)

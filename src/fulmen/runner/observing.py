@@ -52,7 +52,7 @@ def _emit(reports: Reports, record: Record) -> None:
     if isinstance(record, Span):
         try:
             reports.send(Seen(span=record))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             # In the middle of the agent's work: what cannot be told must not fail it.
             reports.send(Hint(text=f"a span of {record.attributes.get(SOURCE)} is lost ({error})"))
     elif isinstance(record, Reward):

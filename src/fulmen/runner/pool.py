@@ -12,7 +12,7 @@ from typing import Self
 from fulmen.runner.agents import AgentSpec, check_agent
 from fulmen.runner.process import Observation, WorkerProcess
 from fulmen.runner.wire import Rewarded, Seen, Setup
-from fulmen.schema.errors import AgentError, FulmenError, LeaseLost
+from fulmen.schema.errors import AgentError, LeaseLost
 from fulmen.schema.records import Lease, Outcome
 from fulmen.store.base import Store
 
@@ -189,7 +189,8 @@ class Pool:
         assert self._broken is not None
         try:
             await work
-        except FulmenError as error:
+        except Exception as error:
+            # Whatever it is: a pool that has lost a part would wait for ever.
             if not self._broken.done():
                 self._broken.set_exception(error)
 
@@ -200,5 +201,5 @@ class Pool:
         await asyncio.gather(*(process.close() for process in self._processes))
         if self._broken is not None:
             self._broken.cancel()
-            with contextlib.suppress(asyncio.CancelledError, FulmenError):
+            with contextlib.suppress(asyncio.CancelledError, Exception):
                 await self._broken

@@ -1,10 +1,11 @@
-"""What the pool and its worker processes say to each other: msgpack frames over two sockets.
+"""What the pool and its worker processes say to each other: frames of JSON over two sockets.
 
 Orders go one way, reports the other. A worker sends a report from whatever thread has it, at once:
 what it said before it was killed has been said.
 """
 
 import asyncio
+import os
 import socket
 import struct
 import threading
@@ -85,9 +86,10 @@ class Ended(Record, frozen=True, kw_only=True, tag="ended"):
 ToWorker: TypeAlias = Setup | Start | Stop
 FromWorker: TypeAlias = Ready | Seen | Rewarded | Hint | Ended
 
-_ENCODER = msgspec.msgpack.Encoder()
-_TO_WORKER = msgspec.msgpack.Decoder(ToWorker)
-_FROM_WORKER = msgspec.msgpack.Decoder(FromWorker)
+# JSON, because tasks and answers are: msgpack has no integers beyond 64 bits.
+_ENCODER = msgspec.json.Encoder()
+_TO_WORKER = msgspec.json.Decoder(ToWorker)
+_FROM_WORKER = msgspec.json.Decoder(FromWorker)
 
 
 def send(writer: asyncio.StreamWriter, order: ToWorker) -> None:
@@ -100,17 +102,27 @@ class Reports:
 
     def __init__(self, connection: socket.socket) -> None:
         """The socket has to be a blocking one: a slow pool slows its workers down."""
-        self._connection = connection
+        self._connection: socket.socket | None = connection
         self._turn = threading.Lock()
+        # A copy of the process would break into the middle of our reports with its own.
+        os.register_at_fork(after_in_child=self._silence)
 
     def send(self, report: FromWorker) -> None:
-        """Hand a report to the kernel; nothing happens if the pool is gone."""
+        """Hand a report to the kernel; nothing happens if the pool is gone, or in a fork.
+
+        Raises:
+            TypeError, ValueError, OverflowError: the report cannot be written as JSON.
+        """
         data = _framed(report)
         with self._turn:
             try:
-                self._connection.sendall(data)
+                if self._connection is not None:
+                    self._connection.sendall(data)
             except OSError:
                 return
+
+    def _silence(self) -> None:
+        self._connection, self._turn = None, threading.Lock()
 
 
 def _framed(message: ToWorker | FromWorker) -> bytes:

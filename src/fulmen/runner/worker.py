@@ -86,7 +86,11 @@ async def _attempt(run: Runner, start: Start, reports: Reports) -> None:
     except Exception as error:
         # Not the agent's doing: it could not even be started.
         outcome = Outcome(failure="infrastructure", error=f"{type(error).__name__}: {error}")
-    reports.send(Ended(ticket=start.ticket, outcome=outcome))
+    try:
+        reports.send(Ended(ticket=start.ticket, outcome=outcome))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        lost = Outcome(failure="agent", error=f"its outcome cannot be written as JSON ({error!r})")
+        reports.send(Ended(ticket=start.ticket, outcome=lost))
 
 
 async def _main(orders: int, reports: int) -> None:

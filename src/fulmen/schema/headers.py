@@ -23,7 +23,7 @@ def encode_agent(name: str) -> str:
     >>> encode_agent("SQL writer"), encode_agent("prüfer")
     ('SQL writer', 'pr%C3%BCfer')
     """
-    return quote(name, safe=_PLAIN)
+    return quote(name.strip(), safe=_PLAIN)
 
 
 def read_agent(header: str | None) -> str:

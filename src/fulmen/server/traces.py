@@ -3,6 +3,8 @@
 A rollout key says which attempt they belong to; spans can carry no reward.
 """
 
+import asyncio
+import functools
 import zlib
 from collections.abc import Sequence
 from typing import Protocol
@@ -36,9 +38,11 @@ def traces_routes(keeper: SpanKeeper, secret: bytes) -> list[Route]:
         try:
             claims = claims_of(request, secret)
             kind = request.headers.get("content-type", PROTOBUF)
-            spans = read_spans(
-                await _body(request), kind, rollout_id=claims.rollout_id, attempt=claims.attempt
+            read = functools.partial(
+                read_spans, rollout_id=claims.rollout_id, attempt=claims.attempt
             )
+            # In a thread: a large batch takes longer than agents should wait for their answers.
+            spans = await asyncio.to_thread(read, await _body(request), kind)
         except DataError as error:
             refusal = RequestRefused(str(error))
             return refusal.response(openai_error(refusal))
@@ -70,6 +74,8 @@ async def _body(request: Request) -> bytes:
         body = unpacker.decompress(bytes(packed), MOST_BYTES)
     except zlib.error as error:
         raise DataError(f"not packed with gzip, the one encoding that is taken ({error})") from None
+    if (not unpacker.eof and not unpacker.unconsumed_tail) or unpacker.unused_data:
+        raise DataError("the gzip data is cut off, or goes on behind its end")
     if unpacker.unconsumed_tail:
         raise DataError(f"more than {MOST_BYTES >> 20} MiB unpacked; send smaller batches")
     return body

@@ -64,9 +64,20 @@ def agent_of_metadata(metadata: Mapping[str, Any]) -> str | None:
     ...     "langgraph_checkpoint_ns": "planner:1f|model:2e"})
     'planner'
     """
-    if metadata.get("ls_integration") != LANGGRAPH_ITSELF:
-        return metadata.get("langgraph_node")
+    node = metadata.get("langgraph_node")
+    # What runs inside of such an agent inherits its marks; a node of another name is none of its.
+    if metadata.get("ls_integration") != LANGGRAPH_ITSELF or not _is_own(node):
+        return node
     if name := metadata.get("lc_agent_name"):
         return name
-    *outer, _ = str(metadata.get("langgraph_checkpoint_ns", "")).split("|")
-    return outer[-1].partition(":")[0] if outer else None
+    path = [part.partition(":")[0] for part in _namespace(metadata)[:-1]]
+    return next((part for part in reversed(path) if not (part.isdigit() or _is_own(part))), None)
+
+
+def _namespace(metadata: Mapping[str, Any]) -> list[str]:
+    return str(metadata.get("langgraph_checkpoint_ns", "")).split("|")
+
+
+def _is_own(node: object) -> bool:
+    """Whether LangChain's agents have a node of this name: middleware's are `name.before_model`."""
+    return node in ("model", "tools") or "." in str(node)

@@ -1,6 +1,7 @@
 """Finished rollouts to a tracing backend (Jaeger, Phoenix, Langfuse …), beside the training."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import unquote
 
@@ -12,6 +13,7 @@ from fulmen.tracing.otlp import PROTOBUF, write_rollouts
 _MOST_WAITING = 64
 """Batches; while the backend is slower than that, further ones are left out and counted."""
 _TIMEOUT_S = 10.0
+_CLOSE_S = 20.0
 
 
 def read_headers(text: str) -> dict[str, str]:
@@ -52,8 +54,9 @@ class OtlpExporter:
             self._lose(results, "it is slower than the rollouts come")
 
     async def aclose(self) -> None:
-        """Send what is waiting, and end."""
-        await self._waiting.join()
+        """Send what is waiting, for so long, and end."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._waiting.join(), _CLOSE_S)
         self._sending.cancel()
         await self._client.aclose()
 
@@ -66,12 +69,13 @@ class OtlpExporter:
                 self._waiting.task_done()
 
     async def _send(self, results: Sequence[RolloutResult]) -> None:
-        body = await asyncio.to_thread(write_rollouts, results)
         try:
+            body = await asyncio.to_thread(write_rollouts, results)
             answer = await self._client.post(
                 self._url, content=body, headers={"content-type": PROTOBUF}
             )
-        except httpx.HTTPError as error:
+        except Exception as error:
+            # Of whatever kind: the sender must outlive it, or the run would wait for it at the end.
             self._lose(results, f"{type(error).__name__}: {error}".rstrip(": "))
             return
         if answer.status_code >= 300:

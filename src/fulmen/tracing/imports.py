@@ -37,21 +37,19 @@ class _Finder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname not in self._wanted:
             return None
-        action = self._wanted.pop(fullname)
         for finder in sys.meta_path:
             found = finder.find_spec(fullname, path, target) if finder is not self else None
             if found is not None and found.loader is not None:
-                found.loader = _Loader(found.loader, action)
+                found.loader = _Loader(found.loader, self._wanted)
                 return found
-        self._wanted[fullname] = action  # not there yet; it may be on the path later
         return None
 
 
 class _Loader(importlib.abc.Loader):
     """The module's own loader, and then the action."""
 
-    def __init__(self, loader: Any, action: AfterImport) -> None:  # noqa: ANN401 - any loader
-        self._loader, self._action = loader, action
+    def __init__(self, loader: Any, wanted: dict[str, AfterImport]) -> None:  # noqa: ANN401 - any loader
+        self._loader, self._wanted = loader, wanted
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
@@ -62,7 +60,9 @@ class _Loader(importlib.abc.Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
-        self._action(module)
+        # Once only, and not before it is loaded: to look for a module is not to import it.
+        if (action := self._wanted.pop(module.__name__, None)) is not None:
+            action(module)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the loader has
         return getattr(self._loader, name)

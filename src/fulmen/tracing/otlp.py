@@ -31,6 +31,8 @@ from fulmen.tracing.current import trace_id_of
 from fulmen.tracing.normalise import Raw, Status, normalise
 
 PROTOBUF = "application/x-protobuf"
+MOST_SPANS = 20_000
+"""Of one request."""
 _NANOSECONDS = 1_000_000_000
 _STATUS: dict[int, Status] = {0: "unset", 1: "ok", 2: "error"}
 _CODES = {word: code for code, word in _STATUS.items()}
@@ -41,22 +43,28 @@ def read_spans(body: bytes, content_type: str, *, rollout_id: str, attempt: int)
     """The spans of an OTLP/HTTP request, as those of an attempt.
 
     Raises:
-        DataError: the body is not what its content type says.
+        DataError: the body is not what its content type says, or holds too many.
     """
-    return [
-        _record(span, group.scope.name, rollout_id, attempt)
+    found = [
+        (span, group.scope.name)
         for resource in _parsed(body, content_type).resource_spans
         for group in resource.scope_spans
         for span in group.spans
         if len(span.span_id) == 8
     ]
+    if len(found) > MOST_SPANS:
+        raise DataError(f"{len(found)} spans in one request; send at most {MOST_SPANS}")
+    return [_record(span, scope, rollout_id, attempt) for span, scope in found]
 
 
 def _parsed(body: bytes, content_type: str) -> ExportTraceServiceRequest:
     request = ExportTraceServiceRequest()
     try:
         if "json" in content_type:
-            ParseDict(_with_bytes(json.loads(body)), request, ignore_unknown_fields=True)
+            value = json.loads(body)
+            if not isinstance(value, dict):
+                raise ValueError("it is no object")
+            ParseDict(_with_bytes(value), request, ignore_unknown_fields=True)
         else:
             request.ParseFromString(body)
     except (DecodeError, ParseError, ValueError, RecursionError) as error:

@@ -3,6 +3,7 @@
 So an agent that is killed leaves the span that was running, open, and everything before it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from opentelemetry.context import Context
@@ -36,26 +37,34 @@ class _Open:
 class SpanStream(SpanProcessor):
     """Hands every span of an attempt on, at its start and at its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, hint: Callable[[str], None] = lambda _: None) -> None:
+        """`hint` is told of spans that could not be read; they never fail the agent."""
+        self._hint = hint
         self._open: dict[int, _Open] = {}
 
     def on_start(self, span: SdkSpan, parent_context: Context | None = None) -> None:  # noqa: ARG002
         """Send a span that is not over."""
         context = span.get_span_context()
         above = self._open.get(span.parent.span_id) if span.parent else None
-        # Where a framework's own threads lose the context, the parent span still knows.
-        attempt = current_attempt.get() or (above.attempt if above else None)
+        # A framework's own threads may have lost the context, or kept that of an earlier attempt.
+        attempt = above.attempt if above else current_attempt.get()
         if attempt is None or context is None:
             return
         self._open[context.span_id] = _Open(attempt, span)
-        attempt.emit(_record(span, attempt))
+        self._emit(span, attempt)
 
     def on_end(self, span: ReadableSpan) -> None:
         """Send the span as it turned out."""
         context = span.get_span_context()
         opened = self._open.pop(context.span_id, None) if context is not None else None
         if opened is not None:
-            opened.attempt.emit(_record(span, opened.attempt))
+            self._emit(span, opened.attempt)
+
+    def _emit(self, span: ReadableSpan, attempt: Attempt) -> None:
+        try:
+            attempt.emit(_record(span, attempt))
+        except Exception as error:
+            self._hint(f"a span of {span.instrumentation_scope} is lost ({error!r})")
 
     def agent(self) -> str:
         """The agent that the running code is the work of: that of the nearest open span."""
@@ -74,13 +83,19 @@ class SpanStream(SpanProcessor):
         found: dict[str, str] = {}
         if context.span_id in self._open:
             found[TRACEPARENT] = f"00-{context.trace_id:032x}-{context.span_id:016x}-01"
-        if agent := langgraph_agent() or self.agent():
+        try:
+            agent = langgraph_agent() or self.agent()
+        except Exception as error:
+            self._hint(f"the agent of a request is not known ({error!r})")
+            return found
+        if agent.strip():
             found[AGENT] = encode_agent(agent)
         return found
 
     def forget(self, attempt: Attempt) -> None:
         """Drop what an attempt that has ended left open; it stays open on record."""
-        for span_id in [key for key, opened in self._open.items() if opened.attempt is attempt]:
+        # A copy: threads that the agent left behind may still begin and end spans.
+        for span_id in [key for key, one in list(self._open.items()) if one.attempt is attempt]:
             self._open.pop(span_id, None)
 
 

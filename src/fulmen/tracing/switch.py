@@ -2,12 +2,14 @@
 
 import functools
 import os
+import secrets
 from collections.abc import Callable, Iterable
 from types import ModuleType
 
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from fulmen.tracing.frameworks import FRAMEWORKS, Framework
@@ -24,6 +26,16 @@ Hint = Callable[[str], None]
 """Told, in one line, why a framework is not traced."""
 
 
+class OwnIds(IdGenerator):
+    """Ids that do not come from the global `random`: agents seed it, often with their task."""
+
+    def generate_span_id(self) -> int:
+        return secrets.randbits(64) or 1
+
+    def generate_trace_id(self) -> int:
+        return secrets.randbits(128) or 1
+
+
 def switch_on(hint: Hint, frameworks: Iterable[Framework] = FRAMEWORKS) -> SpanStream:
     """Trace whatever framework is imported in this process from now on.
 
@@ -31,10 +43,12 @@ def switch_on(hint: Hint, frameworks: Iterable[Framework] = FRAMEWORKS) -> SpanS
     """
     for name, value in _CAPTURE.items():
         os.environ.setdefault(name, value)
-    stream = SpanStream()
+    stream = SpanStream(hint)
     # Every span, whatever the environment says of sampling: a lost one is a lost outcome.
     resource = Resource({"service.name": "fulmen-agent"})
-    provider = TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False)
+    provider = TracerProvider(
+        sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False, id_generator=OwnIds()
+    )
     provider.add_span_processor(stream)
     trace.set_tracer_provider(provider)
     after_import({one.module: functools.partial(_switch, one, hint) for one in frameworks})
