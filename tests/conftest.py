@@ -3,11 +3,12 @@
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from rag import MODULES, RAG
+from rag import RAG
 
 ROOT = Path(__file__).resolve().parents[1]
 CALC = ROOT / "examples" / "calc"
@@ -24,25 +25,32 @@ def calc() -> Path:
     return CALC
 
 
-@pytest.fixture(scope="session")
-def calc_modules() -> Path:
+@contextmanager
+def modules_of(folder: Path) -> Iterator[None]:
+    """An example's modules can be imported by name, in place of others of the same names."""
+    names = {path.stem for path in folder.glob("*.py")}
+    kept = {name: sys.modules.pop(name) for name in names & set(sys.modules)}
+    path = sys.path[:]
+    sys.path.insert(0, str(folder))
+    yield
+    sys.path[:] = path
+    for name in names:
+        sys.modules.pop(name, None)
+    sys.modules.update(kept)
+
+
+@pytest.fixture(scope="module")
+def calc_modules() -> Iterator[Path]:
     """The Calc example's modules can be imported by name."""
-    if str(CALC) not in sys.path:
-        sys.path.insert(0, str(CALC))
-    return CALC
+    with modules_of(CALC):
+        yield CALC
 
 
 @pytest.fixture(scope="module")
 def rag() -> Iterator[None]:
-    """The RAG example's modules can be imported by name, in place of other examples'."""
-    kept = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
-    path = sys.path[:]
-    sys.path[:] = [str(RAG), *(folder for folder in path if not folder.startswith(str(RAG.parent)))]
-    yield
-    sys.path[:] = path
-    for name in MODULES:
-        sys.modules.pop(name, None)
-    sys.modules.update(kept)
+    """The RAG example's modules can be imported by name."""
+    with modules_of(RAG):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ from pathlib import Path
 from types import ModuleType
 
 RAG = Path(__file__).resolve().parents[1] / "examples" / "rag"
-MODULES = frozenset(path.stem for path in RAG.glob("*.py"))
 
 
 def load(name: str) -> ModuleType:
