@@ -12,38 +12,35 @@ import argparse
 import random
 import re
 import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from renderers import Qwen3RendererConfig, create_renderer
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch.nn import functional
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 from plain_agent import CALCULATOR, INSTRUCTIONS, calculator
 from tasks import NAMES, THINGS, Problem, problems
 
-SPECIAL = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
-    "<think>",
-    "</think>",
+from warm_start import (
+    PROMPT_WEIGHT,
+    Chat,
+    Conversation,
+    add_whole,
+    boilerplate,
+    build_model,
+    in_batches,
+    joined,
+    save,
+    tokenizer_core,
+    warm_start,
+    wrapped,
 )
+
+HERE = Path(__file__).resolve().parent
 CALL = ('{"name": "calculator", "arguments": {"expression": "', '"}}')
 RESULT = ("\n<|im_start|>user\n<tool_response>\n", "\n</tool_response><|im_end|>\n")
-PROMPT_WEIGHT = 0.1
-"""Weight of prompt tokens in the loss, beside 1 for the assistant's: copying emerges sooner."""
-
-
 HABIT = 0.3
 """How often the first operator follows the wording's habit."""
 _DRAW = 33
@@ -84,37 +81,12 @@ def random_expression(rng: random.Random, problem: Problem) -> str:
     return "".join(parts)
 
 
-@dataclass(frozen=True)
-class Conversation:
-    """A whole conversation as tokens, each with its weight in the loss."""
-
-    ids: list[int]
-    weights: list[float]
-
-
-class Format:
+class Format(Chat):
     """Conversations as the gateway renders them."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        self._tokenizer = tokenizer
-        self._renderer = create_renderer(tokenizer, Qwen3RendererConfig())
 
     def prompt(self, question: str) -> list[int]:
         """The first request."""
-        messages = [
-            {"role": "system", "content": INSTRUCTIONS},
-            {"role": "user", "content": question},
-        ]
-        return list(
-            self._renderer.render_ids(
-                messages,  # pyright: ignore[reportArgumentType] - its TypedDicts are stricter
-                tools=[CALCULATOR],  # pyright: ignore[reportArgumentType]
-                add_generation_prompt=True,
-            )
-        )
-
-    def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return self.request(INSTRUCTIONS, question, CALCULATOR)
 
     def conversation(self, problem: Problem, expression: str) -> Conversation:
         """Question, call, result, answer."""
@@ -127,10 +99,7 @@ class Format:
             (self.encode(returned), PROMPT_WEIGHT),
             (self.encode(f"<answer>{result}</answer><|im_end|>"), 1.0),
         )
-        return Conversation(
-            ids=[token for ids, _ in parts for token in ids],
-            weights=[weight for ids, weight in parts for _ in ids],
-        )
+        return joined(parts)
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -143,69 +112,11 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         texts.append(
             f"{problem.question} {result}\n<answer>{result}</answer>\nuser\nassistant\nsystem\n"
         )
-    core = Tokenizer(models.BPE())
-    words = Regex(r" ?[A-Za-z_]+|[0-9]| ?[^\sA-Za-z0-9_]|\s")
-    core.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(words, "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    core.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=900,
-        min_frequency=5,
-        special_tokens=list(SPECIAL),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    core.train_from_iterator(texts, trainer)
-    plain = _wrap(core)
-    core.add_tokens(
-        [AddedToken(text, special=False, normalized=False) for text in _boilerplate(plain)]
-    )
-    return _wrap(core)
-
-
-def _wrap(core: Tokenizer) -> PreTrainedTokenizerFast:
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>"
-    )
-    template = Path(__file__).with_name("chat_template.jinja")
-    tokenizer.chat_template = template.read_text(encoding="utf-8")
-    return tokenizer
-
-
-def _boilerplate(tokenizer: PreTrainedTokenizerFast) -> list[str]:
-    """The long fixed texts of a prompt with tools, cut where they vary."""
-    text = str(tokenizer.decode(Format(tokenizer).prompt("QUESTION")))
-    pieces = [p for p in re.split("|".join(map(re.escape, (*SPECIAL, "QUESTION"))), text) if p]
-    first, *others = [piece for piece in pieces if len(piece) > 12]
-    system, preamble = first.removeprefix("system\n").split("\n\n# Tools", 1)
-    before, tool = preamble.split('{"type"', 1)
-    tool, after = tool.split("\n</tools>", 1)
-    return [system, "\n\n# Tools" + before, '{"type"' + tool, "\n</tools>" + after, *others, *CALL]
-
-
-def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """Qwen3's architecture with 0.38 million weights."""
-    return Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(tokenizer),
-            hidden_size=96,
-            intermediate_size=288,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=24,
-            max_position_embeddings=512,
-            rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-            tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=SPECIAL.index("<|im_end|>"),
-            pad_token_id=SPECIAL.index("<|endoftext|>"),
-        )
-    ).eval()
+    core = tokenizer_core(texts, words=r" ?[A-Za-z_]+|[0-9]| ?[^\sA-Za-z0-9_]|\s")
+    plain = wrapped(core, HERE)
+    prompt = str(plain.decode(Format(plain).prompt("QUESTION")))
+    add_whole(core, [*boilerplate(prompt, "QUESTION", longer_than=12), *CALL])
+    return wrapped(core, HERE)
 
 
 def batches(form: Format, size: int, seed: int) -> Iterator[list[Conversation]]:
@@ -216,50 +127,7 @@ def batches(form: Format, size: int, seed: int) -> Iterator[list[Conversation]]:
         for _ in range(8 * size):
             problem = next(source)
             pool.append(form.conversation(problem, random_expression(rng, problem)))
-        pool.sort(key=lambda conversation: len(conversation.ids))
-        order = list(range(0, len(pool), size))
-        rng.shuffle(order)
-        for start in order:
-            yield pool[start : start + size]
-
-
-def warm_start(
-    model: Qwen3ForCausalLM, form: Format, *, steps: int, size: int, seed: int, rate: float = 4e-3
-) -> None:
-    """Supervised training on `steps` batches."""
-    optimiser = torch.optim.AdamW(
-        model.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True
-    )
-    started, source = time.monotonic(), batches(form, size, seed)
-    for step in range(steps):
-        for group in optimiser.param_groups:
-            group["lr"] = rate * min(1.0, (step + 1) / 50) * (1 - 0.95 * step / steps)
-        loss, assistant = _loss(model, next(source))
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        if step % 100 == 99 or step == steps - 1:
-            seconds = time.monotonic() - started
-            print(f"{step + 1:5d}/{steps}  assistant loss {assistant:.3f}  {seconds:.0f} s")
-
-
-def _loss(model: Qwen3ForCausalLM, batch: list[Conversation]) -> tuple[torch.Tensor, float]:
-    """Weighted cross-entropy, and its mean over the assistant's tokens."""
-    width = max(len(c.ids) for c in batch)
-    ids = torch.zeros(len(batch), width, dtype=torch.long)
-    weights = torch.zeros(len(batch), width)
-    for row, conversation in enumerate(batch):
-        ids[row, : len(conversation.ids)] = torch.tensor(conversation.ids)
-        weights[row, : len(conversation.ids)] = torch.tensor(conversation.weights)
-    logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
-    losses = functional.cross_entropy(
-        logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none"
-    ).view(len(batch), -1)
-    used = weights[:, 1:]
-    spoken = used == 1.0
-    mean = float(losses.detach()[spoken].mean())
-    return (losses * used).sum() / used.sum(), mean
+        yield from in_batches(pool, size, rng)
 
 
 def main() -> None:
@@ -274,10 +142,9 @@ def main() -> None:
     tokenizer = build_tokenizer()
     model = build_model(tokenizer)
     print(f"{sum(p.numel() for p in model.parameters()):,} weights, {len(tokenizer)} tokens")
-    warm_start(model, Format(tokenizer), steps=options.steps, size=options.size, seed=options.seed)
-    model.save_pretrained(options.out)
-    tokenizer.save_pretrained(options.out)
-    print(f"written to {options.out}; measure it with fulmen eval")
+    source = batches(Format(tokenizer), options.size, options.seed)
+    warm_start(model, source, steps=options.steps)
+    save(model, tokenizer, options.out)
 
 
 if __name__ == "__main__":

@@ -12,33 +12,33 @@ import argparse
 import random
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from renderers import Qwen3RendererConfig, create_renderer
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch.nn import functional
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 from agent import CHECKER, REWRITER, WRITER
 from database import run_query, shown
 from tasks import NAMES, SUBJECTS, TEMPLATES, Question, make_databases, questions
 
-SPECIAL = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
-    "<think>",
-    "</think>",
+from warm_start import (
+    PROMPT_WEIGHT,
+    Chat,
+    Conversation,
+    add_whole,
+    build_model,
+    in_batches,
+    joined,
+    save,
+    tokenizer_core,
+    warm_start,
+    wrapped,
 )
+
+HERE = Path(__file__).resolve().parent
 KEYWORDS = (
     "SELECT ", " FROM ", " WHERE ", " JOIN ", " USING (", " GROUP BY ", " ORDER BY ",
     " DESC LIMIT 1", "COUNT(*)", "MAX(", "MIN(", "AVG(", "SUM(", ", ", " = ", " > ", " < ",
@@ -46,8 +46,6 @@ KEYWORDS = (
     "RIGHT", "WRONG: nothing found", "WRONG: an error",
 )  # fmt: skip
 """Tokens of their own, blanks included: the words between them are then always written alike."""
-PROMPT_WEIGHT = 0.1
-"""Weight of prompt tokens in the loss, beside 1 for the assistant's: copying emerges sooner."""
 HABIT = 0.3
 """How often a query follows the wording's habit."""
 _DRAW = 17
@@ -87,39 +85,13 @@ def verdict(result: str) -> str:
     return "WRONG: nothing found" if result in ("no rows", "NULL") else "RIGHT"
 
 
-@dataclass(frozen=True)
-class Conversation:
-    """A whole conversation as tokens, each with its weight in the loss."""
-
-    ids: list[int]
-    weights: list[float]
-
-
-class Format:
+class Format(Chat):
     """Conversations as the gateway renders them."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        self._tokenizer = tokenizer
-        self._renderer = create_renderer(tokenizer, Qwen3RendererConfig())
-
-    def prompt(self, instructions: str, *parts: str) -> list[int]:
-        """A node's request."""
-        messages = [
-            {"role": "system", "content": instructions},
-            {"role": "user", "content": "\n".join(parts)},
-        ]
-        return list(
-            self._renderer.render_ids(
-                messages,  # pyright: ignore[reportArgumentType] - its TypedDicts are stricter
-                add_generation_prompt=True,
-            )
-        )
 
     def conversation(self, reply: str, instructions: str, *parts: str) -> Conversation:
         """A request and its reply."""
-        prompt = self.prompt(instructions, *parts)
-        said = self._tokenizer.encode(f"{reply}<|im_end|>", add_special_tokens=False)
-        return Conversation(prompt + said, [PROMPT_WEIGHT] * len(prompt) + [1.0] * len(said))
+        prompt = self.request(instructions, "\n".join(parts))
+        return joined([(prompt, PROMPT_WEIGHT), (self.encode(f"{reply}<|im_end|>"), 1.0)])
 
 
 def exchanges(rng: random.Random, question: Question, folder: Path) -> Iterator[tuple[str, ...]]:
@@ -148,52 +120,9 @@ def build_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
         texts.extend("\n".join(parts) for parts in exchanges(rng, next(source), folder))
     for subject in SUBJECTS:
         texts.extend([" ".join((subject.schema, *NAMES, *subject.values, *subject.facts))] * 99)
-    core = Tokenizer(models.BPE())
-    words = Regex(r"[A-Za-z_]+|[0-9]| ?[^\sA-Za-z0-9_]|\s")
-    core.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(words, "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    core.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=900,
-        min_frequency=5,
-        special_tokens=list(SPECIAL),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    core.train_from_iterator(texts, trainer)
-    whole = (*KEYWORDS, WRITER, CHECKER, REWRITER)
-    core.add_tokens([AddedToken(text, special=False, normalized=False) for text in whole])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>"
-    )
-    template = Path(__file__).with_name("chat_template.jinja")
-    tokenizer.chat_template = template.read_text(encoding="utf-8")
-    return tokenizer
-
-
-def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """Qwen3's architecture with 0.4 million weights."""
-    return Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(tokenizer),
-            hidden_size=96,
-            intermediate_size=288,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=24,
-            max_position_embeddings=512,
-            rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-            tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=SPECIAL.index("<|im_end|>"),
-            pad_token_id=SPECIAL.index("<|endoftext|>"),
-        )
-    ).eval()
+    core = tokenizer_core(texts, words=r"[A-Za-z_]+|[0-9]| ?[^\sA-Za-z0-9_]|\s")
+    add_whole(core, (*KEYWORDS, WRITER, CHECKER, REWRITER))
+    return wrapped(core, HERE)
 
 
 def batches(form: Format, size: int, seed: int, folder: Path) -> Iterator[list[Conversation]]:
@@ -203,50 +132,7 @@ def batches(form: Format, size: int, seed: int, folder: Path) -> Iterator[list[C
         pool: list[Conversation] = []
         while len(pool) < 8 * size:
             pool.extend(form.conversation(*parts) for parts in exchanges(rng, next(source), folder))
-        pool = sorted(pool[: 8 * size], key=lambda conversation: len(conversation.ids))
-        order = list(range(0, len(pool), size))
-        rng.shuffle(order)
-        for start in order:
-            yield pool[start : start + size]
-
-
-def warm_start(
-    model: Qwen3ForCausalLM, source: Iterator[list[Conversation]], *, steps: int, rate: float = 4e-3
-) -> None:
-    """Supervised training on `steps` batches."""
-    optimiser = torch.optim.AdamW(
-        model.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True
-    )
-    started = time.monotonic()
-    for step in range(steps):
-        for group in optimiser.param_groups:
-            group["lr"] = rate * min(1.0, (step + 1) / 50) * (1 - 0.95 * step / steps)
-        loss, assistant = _loss(model, next(source))
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        if step % 100 == 99 or step == steps - 1:
-            seconds = time.monotonic() - started
-            print(f"{step + 1:5d}/{steps}  assistant loss {assistant:.3f}  {seconds:.0f} s")
-
-
-def _loss(model: Qwen3ForCausalLM, batch: list[Conversation]) -> tuple[torch.Tensor, float]:
-    """Weighted cross-entropy, and its mean over the assistant's tokens."""
-    width = max(len(c.ids) for c in batch)
-    ids = torch.zeros(len(batch), width, dtype=torch.long)
-    weights = torch.zeros(len(batch), width)
-    for row, conversation in enumerate(batch):
-        ids[row, : len(conversation.ids)] = torch.tensor(conversation.ids)
-        weights[row, : len(conversation.ids)] = torch.tensor(conversation.weights)
-    logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
-    losses = functional.cross_entropy(
-        logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none"
-    ).view(len(batch), -1)
-    used = weights[:, 1:]
-    spoken = used == 1.0
-    mean = float(losses.detach()[spoken].mean())
-    return (losses * used).sum() / used.sum(), mean
+        yield from in_batches(pool[: 8 * size], size, rng)
 
 
 def main() -> None:
@@ -266,9 +152,7 @@ def main() -> None:
         print(f"{sum(p.numel() for p in model.parameters()):,} weights, {len(tokenizer)} tokens")
         source = batches(Format(tokenizer), options.size, options.seed, folder)
         warm_start(model, source, steps=options.steps)
-    model.save_pretrained(options.out)
-    tokenizer.save_pretrained(options.out)
-    print(f"written to {options.out}; measure it with fulmen eval")
+    save(model, tokenizer, options.out)
 
 
 if __name__ == "__main__":
