@@ -259,6 +259,13 @@ class Credited(Record, frozen=True, kw_only=True):
 
     transition: Transition
     advantage: float
+    """Of the call as a whole."""
+    token_advantages: tuple[float, ...] = ()
+    """One for each completion token, from a critic, instead of `advantage`; empty: none."""
+    returns: tuple[float, ...] = ()
+    """What a critic should have foreseen before each completion token; empty: no critic."""
+    group: str = ""
+    """Of the rollout; what some normalisers divide by."""
 
 
 class StepRecord(Record, frozen=True, kw_only=True):
