@@ -8,19 +8,19 @@ transitions as done, so the figure says how fast rollouts are learned from, howe
 
 import random
 from contextlib import nullcontext
+from typing import NamedTuple
 
 from fulmen.engine.platform import prepare_process
 
 prepare_process(threads=1)
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from fulmen.learner.batch import pack
 from fulmen.learner.learner import Learner, LossConfig
 from fulmen.learner.losses import clipped_surrogate
 from fulmen.learner.optimiser import Optimiser, OptimiserConfig
-from fulmen.learner.rows import merge
 from fulmen.schema.records import Credited, Transition
 from results import alternate, result
 
@@ -71,14 +71,50 @@ def transitions(turns: int, seed: int) -> list[Credited]:
     return found
 
 
+class Rows(NamedTuple):
+    """Calls side by side, each with its whole context."""
+
+    ids: torch.Tensor
+    """(B, T)."""
+    before: torch.Tensor
+    """(N,) places in B · T."""
+    targets: torch.Tensor
+    logprobs: torch.Tensor
+    advantages: torch.Tensor
+
+
+def rows_of(items: list[Credited]) -> list[Rows]:
+    """A padded row for every call, whatever they share; rows of similar length together."""
+    ordered = sorted(items, key=lambda item: len(item.transition.prompt_ids))
+    longest = len(ordered[-1].transition.prompt_ids) + SAMPLED
+    size = max(1, BUDGET // longest)
+    return [_rows(ordered[start : start + size]) for start in range(0, len(ordered), size)]
+
+
+def _rows(items: list[Credited]) -> Rows:
+    calls = [item.transition for item in items]
+    sequences = [torch.tensor(call.prompt_ids + call.completion_ids) for call in calls]
+    ids = pad_sequence(sequences, batch_first=True)
+    places = [
+        row * ids.shape[1] + len(call.prompt_ids) - 1 + torch.arange(len(call.completion_ids))
+        for row, call in enumerate(calls)
+    ]
+    return Rows(
+        ids,
+        torch.cat(places),
+        torch.tensor([token for call in calls for token in call.completion_ids]),
+        torch.tensor([value for call in calls for value in call.logprobs]),
+        torch.tensor([item.advantage for item in items for _ in item.transition.completion_ids]),
+    )
+
+
 def plain_step(policy: Qwen3ForCausalLM, optimiser: Optimiser, items: list[Credited]) -> None:
-    """One row a transition, logits everywhere."""
-    rows = [row for item in items for row in merge([item])]
-    sampled = sum(len(row.positions) for row in rows)
-    for batch in pack(rows, BUDGET, torch.device("cpu")):
-        table = torch.log_softmax(policy(input_ids=batch.ids, use_cache=False).logits, -1)
-        chosen = table[batch.rows, batch.positions - 1].gather(1, batch.targets[:, None])[:, 0]
-        loss = clipped_surrogate(chosen, batch.logprobs, batch.advantages, low=0.2, high=0.28).loss
+    """One row a call, logits everywhere."""
+    sampled = sum(len(item.transition.completion_ids) for item in items)
+    for rows in rows_of(items):
+        table = torch.log_softmax(policy(input_ids=rows.ids, use_cache=False).logits, -1)
+        chosen = table.flatten(0, 1)[rows.before].gather(1, rows.targets[:, None])[:, 0]
+        loss = clipped_surrogate(chosen, rows.logprobs, rows.advantages, low=0.2, high=0.28).loss
         (loss.sum() / sampled).backward()
     optimiser.clip()
     optimiser.step()
@@ -109,8 +145,6 @@ def main() -> None:
             peer="transition-level step",
             peer_value=total / plain,
         )
-        computed = sum(len(row.ids) for row in merge(items))
-        result(f"learner.tokens_saved.t{turns}", total / computed, "x")
 
 
 if __name__ == "__main__":

@@ -7,14 +7,13 @@ import torch
 from msgspec.structs import replace
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from batches import batch_of
 from fulmen.credit.advantage import credit
 from fulmen.credit.assign import discounted, identical, last, per_agent, reward_to_go
-from fulmen.learner.batch import pack
 from fulmen.learner.learner import Learner, LossConfig
 from fulmen.learner.logprobs import score
 from fulmen.learner.metrics import Tally
 from fulmen.learner.optimiser import OptimiserConfig
-from fulmen.learner.rows import merge
 from fulmen.schema.records import Credited, Trajectory, Transition
 
 
@@ -48,10 +47,8 @@ def turn(model, agent: str, prompt, completion, *, rollout="won", reward=0.0) ->
         version=0,
         reward=reward,
     )
-    rows = merge([Credited(transition=transition, advantage=1.0)])
-    (batch,) = pack(rows, 8192, torch.device("cpu"))
     with torch.no_grad():
-        own = score(model, batch).logprobs
+        own = score(model, batch_of([Credited(transition=transition, advantage=1.0)])).logprobs
     return replace(transition, logprobs=tuple(own.tolist()))
 
 
@@ -78,12 +75,12 @@ def contribution(model, item: Credited) -> torch.Tensor:
         optimiser=OptimiserConfig(learning_rate=1e-2),
         updating=lambda _: nullcontext(),
     )
-    learner.forward_backward(merge([item]), 7, Tally())
+    learner.forward_backward([item], [1 / 7], Tally())
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
 def step_gradient(model, items) -> torch.Tensor:
-    """The gradient of all calls, computed as in training: merged into rows."""
+    """The gradient of all calls, computed as in training: merged into a tree."""
     model.zero_grad()
     learner = Learner(
         model,
@@ -91,7 +88,7 @@ def step_gradient(model, items) -> torch.Tensor:
         optimiser=OptimiserConfig(learning_rate=1e-2),
         updating=lambda _: nullcontext(),
     )
-    learner.forward_backward(merge(items), 7, Tally())
+    learner.forward_backward(items, [1 / 7] * len(items), Tally())
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 

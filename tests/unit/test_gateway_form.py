@@ -6,15 +6,14 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from batches import batch_of
 from fulmen.credit.trajectory import assemble
 from fulmen.engine.grammar import GrammarCompiler
 from fulmen.engine.pytorch.engine import LocalEngine
 from fulmen.gateway.dialects import DEEPSEEK, GLM, HARMONY, LLAMA3, PLAIN, QWEN
 from fulmen.gateway.errors import RequestRefused
 from fulmen.gateway.form import AnswerForm, ForcedCall, JsonOutput
-from fulmen.learner.batch import pack
 from fulmen.learner.logprobs import score
-from fulmen.learner.rows import merge
 from fulmen.schema.errors import GrammarError
 from fulmen.schema.records import Credited, Outcome, Rollout, RolloutResult, Task
 from gateways import Face
@@ -161,7 +160,7 @@ async def test_the_grammar_is_recorded_and_the_learner_scores_what_was_recorded(
     )
     assert dropped == []
     credited = [Credited(transition=one, advantage=1.0) for one in trajectory.transitions]
-    (batch,) = pack(merge(credited), 4096, torch.device("cpu"))
+    batch = batch_of(credited)
     with torch.no_grad():
         scores = score(face.model, batch, grammars=face.grammars)
     torch.testing.assert_close(scores.logprobs, torch.tensor(call.logprobs), atol=1e-4, rtol=0)

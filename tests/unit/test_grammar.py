@@ -14,16 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from batches import batch_of, batches
 from fulmen.engine.base import GenerateRequest
 from fulmen.engine.grammar import GrammarCompiler, Matcher
 from fulmen.engine.pytorch.engine import LocalEngine
 from fulmen.engine.pytorch.masks import FORBIDDEN
 from fulmen.engine.pytorch.sampling import choose
-from fulmen.learner.batch import pack
 from fulmen.learner.learner import Learner, LossConfig
 from fulmen.learner.logprobs import score
 from fulmen.learner.optimiser import OptimiserConfig
-from fulmen.learner.rows import merge
 from fulmen.schema.errors import GrammarError
 from fulmen.schema.records import Credited, Transition
 
@@ -178,7 +177,7 @@ async def test_the_learner_scores_the_tokens_as_they_were_sampled(compiler, mode
         credited(grammar, ids, logprobs, heat, str(place))
         for place, ((grammar, heat), (ids, logprobs, _)) in enumerate(zip(wanted, got, strict=True))
     ]
-    for batch in pack(merge(items), 64, torch.device("cpu")):
+    for batch in batches(items, max_tokens=64):
         with torch.no_grad():
             scores = score(model, batch, grammars=compiler)
         torch.testing.assert_close(scores.logprobs, batch.logprobs, atol=1e-4, rtol=0)
@@ -191,7 +190,7 @@ def test_a_forced_token_has_no_gradient_and_a_free_choice_has(compiler, model, t
     gradients = []
     for item in (forced, free):
         model.zero_grad()
-        (batch,) = pack(merge([item]), 64, torch.device("cpu"))
+        batch = batch_of([item])
         score(model, batch, grammars=compiler, entropy_gradient=True).logprobs.sum().backward()
         gradients.append(max(float(p.grad.abs().max()) for p in model.parameters()))
     assert gradients[0] < 1e-6 < 1e-2 < gradients[1]
@@ -224,7 +223,7 @@ def test_training_with_an_entropy_bonus_under_a_grammar_stays_finite(compiler, t
 
 
 def test_a_learner_without_a_compiler_says_what_is_missing(model):
-    (batch,) = pack(merge([credited(TWO_DIGITS, [3], [-1.0])]), 64, torch.device("cpu"))
+    batch = batch_of([credited(TWO_DIGITS, [3], [-1.0])])
     with pytest.raises(GrammarError, match="none to compile it"):
         score(model, batch)
 

@@ -1,6 +1,7 @@
 """The learner's numbers against independent witnesses: plain Python, whole-sequence forwards."""
 
 import copy
+import itertools
 import math
 from contextlib import nullcontext
 
@@ -8,16 +9,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from fulmen.learner.batch import pack
-from fulmen.learner.learner import Learner, LossConfig
+from batches import batch_of, credited
+from fulmen.learner.learner import Learner, LossConfig, shares
 from fulmen.learner.logprobs import score
 from fulmen.learner.losses import clipped_surrogate, kl_to_reference
 from fulmen.learner.metrics import Tally
 from fulmen.learner.optimiser import Optimiser, OptimiserConfig
-from fulmen.learner.rows import Row, merge, shares
-from fulmen.schema.records import Credited, Transition
+from fulmen.schema.records import Credited
 
 
 @pytest.fixture
@@ -35,22 +36,6 @@ def model() -> Qwen3ForCausalLM:
         tie_word_embeddings=True,
     )
     return Qwen3ForCausalLM(config).eval()
-
-
-def credited(prompt, completion, advantage=1.0, rollout="r", logprobs=None, temperature=1.0):
-    return Credited(
-        advantage=advantage,
-        transition=Transition(
-            rollout_id=rollout,
-            call_id="c",
-            agent="agent",
-            prompt_ids=tuple(prompt),
-            completion_ids=tuple(completion),
-            logprobs=tuple(logprobs or [-3.0] * len(completion)),
-            temperature=temperature,
-            version=0,
-        ),
-    )
 
 
 def conversation(rollout="r", advantage=1.0) -> list[Credited]:
@@ -72,66 +57,26 @@ def gradient(model) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
-def test_calls_that_continue_each_other_become_one_row_with_every_sampled_token_once():
-    (row,) = merge(conversation())
-    assert row.ids == (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
-    assert row.positions == [3, 4, 7, 8, 9]
-
-
-def test_a_branch_gets_its_own_row_and_does_not_train_the_shared_part_again():
-    first, second = conversation()
-    branch = credited((1, 2, 3, 4, 5, 11), (12,))
-    rows = merge([first, second, branch])
-    assert [row.positions for row in rows] == [[3, 4, 7, 8, 9], [6]]
-
-
-def test_rows_never_mix_rollouts():
-    rows = merge(conversation("a") + conversation("b"))
-    assert [row.rollout_id for row in rows] == ["a", "b"]
-
-
-calls = st.lists(
-    st.tuples(
-        st.lists(st.integers(1, 3), min_size=1, max_size=6),
-        st.lists(st.integers(1, 3), min_size=1, max_size=4),
-        st.sampled_from("ab"),
-    ),
-    max_size=12,
-)
-
-
-@given(calls)
-def test_every_sampled_token_is_trained_exactly_once_whatever_the_branching(drawn):
-    items = [credited(p, c, rollout=r) for p, c, r in drawn]
-    rows = merge(items)
-    assert sum(len(row.positions) for row in rows) == sum(len(c) for _, c, _ in drawn)
-    for row in rows:
-        assert row.positions == sorted(set(row.positions))
-        assert len(row.positions) == len(row.advantages) == len(row.logprobs)
-
-
-@given(st.lists(st.sampled_from("abcdef"), max_size=20), st.integers(1, 8))
-def test_shares_keep_rollouts_whole_and_lose_nothing(names, parts):
-    rows = [Row(name, (1, 2)) for name in names]
-    split = shares(rows, parts)
-    assert sorted(id(r) for share in split for r in share) == sorted(map(id, rows))
-    owners = [{row.rollout_id for row in share} for share in split]
-    assert all(a.isdisjoint(b) for i, a in enumerate(owners) for b in owners[:i])
-    assert all(split)
-
-
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=20), st.integers(1, 64))
-def test_packing_keeps_every_row_within_the_bound_or_alone(lengths, bound):
-    rows = [Row("r", tuple(range(1, n + 1)), [n - 1], [1.0], [-1.0], [1.0]) for n in lengths]
-    batches = pack(rows, bound, torch.device("cpu"))
-    assert sum(len(batch.ids) for batch in batches) == len(rows)
-    for batch in batches:
-        assert batch.ids.numel() <= bound or len(batch.ids) == 1
+@pytest.mark.parametrize(("groups", "parts"), [("aabbb", 2), ("aaaaa", 3), ("abcab", 9)])
+def test_an_update_has_whole_groups_or_if_they_are_too_few_whole_rollouts(groups, parts):
+    items = [
+        replace(call, group=group)
+        for number, group in enumerate(groups)
+        for call in conversation(f"{number}")
+    ]
+    split = shares(items, parts)
+    assert sorted(map(id, itertools.chain(*split))) == sorted(map(id, items))
+    assert len(split) == min(parts, 5)
+    whole = [
+        {c.group if len(set(groups)) >= parts else c.transition.rollout_id for c in s}
+        for s in split
+    ]
+    assert all(one.isdisjoint(other) for one, other in itertools.combinations(whole, 2))
 
 
 def test_log_probabilities_equal_a_plain_forward_at_the_sampling_temperature(model):
     items = [credited((1, 2, 3), (4, 5), temperature=0.7), credited((9,), (8, 7, 6), rollout="s")]
-    (batch,) = pack(merge(items), 1000, torch.device("cpu"))
+    batch = batch_of(items, layout="chain")
     got = score(model, batch)
     want = []
     for row, temperature in (((9, 8, 7, 6), 1.0), ((1, 2, 3, 4, 5), 0.7)):
@@ -143,30 +88,18 @@ def test_log_probabilities_equal_a_plain_forward_at_the_sampling_temperature(mod
 
 
 def test_entropy_is_that_of_the_sampling_distribution(model):
-    (batch,) = pack(merge([credited((1, 2), (3,))]), 1000, torch.device("cpu"))
+    batch = batch_of([credited((1, 2), (3,))])
     table = torch.log_softmax(model(input_ids=torch.tensor([[1, 2]])).logits[0, -1], -1)
     want = -sum(math.exp(v) * v for v in table.tolist())
     assert score(model, batch).entropy.item() == pytest.approx(want, rel=1e-5)
 
 
-def test_merging_calls_into_rows_leaves_loss_and_gradient_unchanged(model):
-    items = [*conversation("a", 0.5), *conversation("b", -1.5)]
-    merged, split = Tally(), Tally()
-    learner(model).forward_backward(merge(items), 10, merged)
-    together = gradient(model)
-    model.zero_grad()
-    alone = [row for item in items for row in merge([item])]
-    assert len(alone) == 4
-    learner(model).forward_backward(alone, 10, split)
-    torch.testing.assert_close(together, gradient(model), rtol=1e-5, atol=1e-7)
-
-
 def test_micro_batches_change_nothing_but_memory(model):
     items = [*conversation("a", 0.5), credited((3, 3), (1, 2), 2.0, "c")]
-    learner(model, micro_batch_tokens=10_000).forward_backward(merge(items), 7, Tally())
+    learner(model, micro_batch_tokens=10_000).forward_backward(items, [1 / 7] * 3, Tally())
     large = gradient(model)
     model.zero_grad()
-    learner(model, micro_batch_tokens=1).forward_backward(merge(items), 7, Tally())
+    learner(model, micro_batch_tokens=1).forward_backward(items, [1 / 7] * 3, Tally())
     torch.testing.assert_close(large, gradient(model), rtol=1e-5, atol=1e-7)
 
 
@@ -257,7 +190,7 @@ def test_without_signal_nothing_changes_and_nothing_is_reported_as_zero(model):
 
 def test_rollouts_of_advantage_zero_stay_in_the_denominator(model):
     loud, silent = credited((1, 2), (3,), 1.0, "a"), credited((1, 2), (4,), 0.0, "b")
-    learner(model).forward_backward(merge([loud]), 2, Tally())
+    learner(model).forward_backward([loud], [1 / 2], Tally())
     want = gradient(model).norm().item()
     metrics = learner(copy.deepcopy(model)).learn([loud, silent])
     assert metrics["learn/grad_norm"] == pytest.approx(want, rel=1e-4)
@@ -291,7 +224,7 @@ def test_several_updates_a_step_use_every_rollout_once(model):
     metrics = trainer.learn(items)
     assert metrics["learn/updates"] == 2
     assert trainer.version == 2
-    assert metrics["learn/computed_tokens"] == 50
+    assert metrics["learn/computed_tokens"] == 18
 
 
 def test_saving_and_loading_goes_on_exactly_where_it_was(model, tmp_path):

@@ -1,72 +1,140 @@
-"""Rows packed into micro-batches of bounded size, as tensors."""
+"""Credited calls laid out for the model: micro-batches of bounded size, as tensors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fulmen.learner.rows import Row
+from fulmen.learner.attention import TreeAttention, tree_attention
+from fulmen.learner.chains import Chains, chain
+from fulmen.learner.trees import Forest, Lesson, plant
+from fulmen.schema.records import Credited
+
+Layout = Literal["tree", "chain"]
+"""Prefix trees, or for models that cannot have them, plain sequences."""
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """What one forward pass needs. B rows, T positions, N trained tokens."""
+    """What one forward pass needs: B rows (1 of a forest) of T positions, N sampled tokens of M
+    calls.
+
+    A call's tokens are side by side. Calls that share tokens have a term for each.
+    """
 
     ids: Tensor
-    """(B, T) int64, right-padded; padding comes after every real token of its row, so that causal
-    attention needs no mask."""
-    rows: Tensor
-    """(N,) int64, row of each trained token."""
-    positions: Tensor
-    """(N,) int64, position of each trained token; its prediction is made one before."""
+    """(B, T) int64."""
+    depths: Tensor
+    """(B, T) int64, where a token stands in its own sequence."""
+    attention: TreeAttention | None
+    """None: causal, row by row; padding comes last in its row, so it needs no mask."""
+    before: Tensor
+    """(N,) int64, for each sampled token the position (of B · T) whose output predicts it."""
+    targets: Tensor
+    """(N,) int64, the sampled tokens themselves."""
     advantages: Tensor
     """(N,) float32."""
+    weights: Tensor
+    """(N,) float32, of each token's loss in the sum."""
     logprobs: Tensor
-    """(N,) float32, behaviour log-probabilities."""
+    """(N,) float32, as the engine recorded them."""
     temperatures: Tensor
     """(N,) float32, > 0."""
-    completions: Sequence[tuple[str, tuple[int, ...]]] = ()
-    """The N trained tokens, call by call, each with its grammar; empty: none has one."""
+    calls: Tensor
+    """(N,) int64, 0 … M−1, rising."""
+    items: Sequence[Credited]
+    """The M calls."""
 
     @property
-    def targets(self) -> Tensor:
-        """(N,) int64, the trained tokens themselves."""
-        return self.ids[self.rows, self.positions]
+    def positions(self) -> int:
+        """How many positions are computed, padding included."""
+        return self.ids.numel()
 
 
-def pack(rows: Sequence[Row], max_tokens: int, device: torch.device) -> list[MicroBatch]:
-    """Group rows of similar length so that B × T stays within `max_tokens`.
+def lay_out(
+    items: Sequence[Credited],
+    weights: Sequence[float],
+    *,
+    layout: Layout,
+    max_tokens: int,
+    device: torch.device,
+) -> list[MicroBatch]:
+    """Put calls into micro-batches; each call is in one, as a whole.
 
-    A single row longer than the bound gets a micro-batch of its own. The order of rows does not
-    change the sum of losses, so they are sorted by length to save padding.
+    Args:
+        items: M calls.
+        weights: (M,) of each call's tokens in the loss.
+        layout: how what they share is computed.
+        max_tokens: positions of a micro-batch, unless one call alone has more.
+        device: of the tensors.
+
+    Raises:
+        DataError: a call has an empty prompt.
     """
-    batches: list[list[Row]] = []
-    for row in sorted(rows, key=lambda row: len(row.ids)):
-        if batches and (len(batches[-1]) + 1) * len(row.ids) <= max_tokens:
-            batches[-1].append(row)
-        else:
-            batches.append([row])
-    return [_tensors(batch, device) for batch in batches]
+    weight_of = {id(item): weight for item, weight in zip(items, weights, strict=True)}
+    if layout == "tree":
+        return [_of_forest(forest, weight_of, device) for forest in plant(items, max_tokens)]
+    return [_of_chains(chains, weight_of, device) for chains in chain(items, max_tokens)]
 
 
-def _tensors(rows: Sequence[Row], device: torch.device) -> MicroBatch:
-    ids = np.zeros((len(rows), max(len(row.ids) for row in rows)), dtype=np.int64)
-    for index, row in enumerate(rows):
-        ids[index, : len(row.ids)] = row.ids
+def _of_forest(forest: Forest, weight_of: dict[int, float], device: torch.device) -> MicroBatch:
+    return _tensors(
+        ids=forest.ids[None],
+        depths=forest.depths[None],
+        attention=tree_attention(forest, device),
+        lessons=forest.lessons,
+        weight_of=weight_of,
+        device=device,
+    )
 
-    def column(values: list[list[float]] | list[list[int]], dtype: torch.dtype) -> Tensor:
-        flat = np.concatenate([np.asarray(v) for v in values])
-        return torch.as_tensor(flat, dtype=dtype, device=device)
 
-    counts = [len(row.positions) for row in rows]
+def _of_chains(chains: Chains, weight_of: dict[int, float], device: torch.device) -> MicroBatch:
+    return _tensors(
+        ids=chains.ids,
+        depths=np.broadcast_to(np.arange(chains.ids.shape[1]), chains.ids.shape).copy(),
+        attention=None,
+        lessons=chains.lessons,
+        weight_of=weight_of,
+        device=device,
+    )
+
+
+def _tensors(
+    *,
+    ids: np.ndarray,
+    depths: np.ndarray,
+    attention: TreeAttention | None,
+    lessons: Sequence[Lesson],
+    weight_of: dict[int, float],
+    device: torch.device,
+) -> MicroBatch:
+    items = [lesson.item for lesson in lessons]
+    counts = [len(lesson.before) for lesson in lessons]
+
+    def column(values: Sequence[np.ndarray | Sequence[float]], dtype: torch.dtype) -> Tensor:
+        return torch.as_tensor(np.concatenate(values), dtype=dtype, device=device)
+
+    def repeated(values: Sequence[float], dtype: torch.dtype) -> Tensor:
+        return torch.as_tensor(np.repeat(values, counts), dtype=dtype, device=device)
+
     return MicroBatch(
         ids=torch.as_tensor(ids, device=device),
-        rows=torch.as_tensor(np.repeat(np.arange(len(rows)), counts), device=device),
-        positions=column([row.positions for row in rows], torch.int64),
-        advantages=column([row.advantages for row in rows], torch.float32),
-        logprobs=column([row.logprobs for row in rows], torch.float32),
-        temperatures=column([row.temperatures for row in rows], torch.float32),
-        completions=[completion for row in rows for completion in row.completions],
+        depths=torch.as_tensor(depths, device=device),
+        attention=attention,
+        before=column([lesson.before for lesson in lessons], torch.int64),
+        targets=column([item.transition.completion_ids for item in items], torch.int64),
+        advantages=column([_advantages(item) for item in items], torch.float32),
+        weights=repeated([weight_of[id(item)] for item in items], torch.float32),
+        logprobs=column([item.transition.logprobs for item in items], torch.float32),
+        temperatures=repeated([item.transition.temperature for item in items], torch.float32),
+        calls=repeated(list(range(len(items))), torch.int64),
+        items=items,
     )
+
+
+def _advantages(item: Credited) -> Sequence[float]:
+    """One for each completion token."""
+    return item.token_advantages or [item.advantage] * len(item.transition.completion_ids)

@@ -9,13 +9,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from fulmen.engine.grammar import GrammarCompiler, Mask
+from fulmen.engine.pytorch.attention import own_mask
 from fulmen.engine.pytorch.masks import forbid
 from fulmen.learner.batch import MicroBatch
 from fulmen.schema.errors import GrammarError
 
 
 class TokenScores(NamedTuple):
-    """Per trained token, N of them."""
+    """Per sampled token, N of them."""
 
     logprobs: Tensor
     """(N,) float32, nats, at the temperature the token was sampled with."""
@@ -30,42 +31,69 @@ def score(
     grammars: GrammarCompiler | None = None,
     entropy_gradient: bool = False,
 ) -> TokenScores:
-    """Compute log π(token | prefix) of every trained token of the batch.
+    """Compute log π(token | prefix) of every sampled token of the batch.
 
-    The vocabulary projection runs on the N positions that are trained, not on all B × T. The
-    entropy has a gradient only if asked for: that keeps another N × V numbers alive. Tokens
-    sampled under a grammar are scored under it.
+    The vocabulary projection runs on the positions that predict sampled tokens, each once for what
+    several calls share. The entropy has a gradient only if asked for: that keeps another table of
+    the vocabulary's width alive. Tokens sampled under a grammar are scored under it.
 
     Raises:
         GrammarError: a token has a grammar, but there is no compiler for it.
     """
-    logits = _trained_logits(model, batch).float() / batch.temperatures[:, None]  # (N, V)
-    if any(grammar for grammar, _ in batch.completions):
+    masked = any(item.transition.grammar for item in batch.items)
+    first, place = _distinct(batch, masked)
+    logits = _logits(model, batch, batch.before[first]).float()
+    logits = logits / batch.temperatures[first, None]  # (N', V)
+    if masked:
         logits = forbid(logits, list(_masks(batch, grammars)))
     logprobs = torch.log_softmax(logits, dim=-1)
-    chosen = logprobs.gather(1, batch.targets[:, None]).squeeze(1)
+    chosen = logprobs.gather(1, batch.targets[first, None]).squeeze(1)
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy = -(logprobs.exp() * logprobs).sum(-1)
-    return TokenScores(chosen, entropy)
+    return TokenScores(chosen[place], entropy[place])
+
+
+def _distinct(batch: MicroBatch, masked: bool) -> tuple[Tensor, Tensor]:
+    """Which of the N tokens to score, N' of them, and for all N which of those they equal."""
+    every = torch.arange(len(batch.before), device=batch.before.device)
+    if masked or batch.attention is None:
+        return every, every  # grammars may differ where tokens do not; chains share nothing
+    key = torch.stack([batch.before, batch.targets, batch.temperatures.view(torch.int32).long()])
+    _, place = torch.unique(key, dim=1, return_inverse=True)
+    count = int(place.max()) + 1
+    if count == len(every):
+        return every, every
+    first = torch.full((count,), len(every), device=every.device)
+    return first.scatter_reduce(0, place, every, "amin"), place
 
 
 def _masks(batch: MicroBatch, grammars: GrammarCompiler | None) -> Iterator[Mask | None]:
-    """What was allowed at each of the N trained tokens."""
+    """What was allowed at each of the N sampled tokens."""
     if grammars is None:
         raise GrammarError("a call has a grammar, but the learner was given none to compile it")
-    for grammar, completion in batch.completions:
+    for item in batch.items:
+        grammar, completion = item.transition.grammar, item.transition.completion_ids
         yield from grammars.masks(grammar, completion) if grammar else repeat(None, len(completion))
 
 
-def _trained_logits(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
-    """(N, V) logits that predict the trained tokens, in the model's dtype."""
-    before = batch.positions - 1
+def _logits(model: PreTrainedModel, batch: MicroBatch, places: Tensor) -> Tensor:
+    """(N', V) logits at places of the batch, in the model's dtype."""
     head = model.get_output_embeddings()
     if head is not None and _projects_plainly(model):
-        hidden = model.get_decoder()(input_ids=batch.ids, use_cache=False).last_hidden_state
-        return head(hidden[batch.rows, before])
-    logits = model(input_ids=batch.ids, use_cache=False).logits
-    return logits[batch.rows, before]
+        return head(_forward(model.get_decoder(), batch).last_hidden_state.flatten(0, 1)[places])
+    return _forward(model, batch).logits.flatten(0, 1)[places]
+
+
+def _forward(module: torch.nn.Module, batch: MicroBatch):  # noqa: ANN202 - transformers' outputs
+    if batch.attention is None:
+        return module(input_ids=batch.ids, use_cache=False)
+    with own_mask():
+        return module(
+            input_ids=batch.ids,
+            position_ids=batch.depths,
+            use_cache=False,
+            own_attention=batch.attention,
+        )
 
 
 def _projects_plainly(model: PreTrainedModel) -> bool:

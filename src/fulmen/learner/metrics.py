@@ -14,6 +14,7 @@ class Tally:
         self._maxima: dict[str, float] = {}
         self._grad_norms: list[float] = []
         self._rate = 0.0
+        self._computed = 0
 
     def add_tokens(
         self,
@@ -39,13 +40,17 @@ class Tally:
             self._add("gap_mean", gap)
             self._maxima["gap_max"] = max(self._maxima.get("gap_max", 0.0), float(gap.max()))
 
+    def add_computed(self, positions: int) -> None:
+        """Count what one forward pass computed, padding included."""
+        self._computed += positions
+
     def add_update(self, grad_norm: float, learning_rate: float) -> None:
         """Add one optimiser step."""
         self._grad_norms.append(grad_norm)
         self._rate = learning_rate
 
     def metrics(
-        self, *, sampled_tokens: int, computed_tokens: int, transition_tokens: int, seconds: float
+        self, *, sampled_tokens: int, transition_tokens: int, seconds: float
     ) -> dict[str, float]:
         """Everything as numbers; what was not measured (no signal, no KL) is absent, never 0."""
         result = {f"learn/{n}": s / self._counts[n] for n, s in self._sums.items()}
@@ -56,10 +61,10 @@ class Tally:
         result |= {
             "learn/updates": float(len(self._grad_norms)),
             "learn/sampled_tokens": float(sampled_tokens),
-            "learn/computed_tokens": float(computed_tokens),
+            "learn/computed_tokens": float(self._computed),
             "learn/transition_tokens": float(transition_tokens),
             "learn/seconds": seconds,
-            "learn/tokens_per_s": computed_tokens / seconds if seconds > 0 else 0.0,
+            "learn/tokens_per_s": self._computed / seconds if seconds > 0 else 0.0,
         }
         return result
 

@@ -2,14 +2,16 @@
 
 The arithmetic of the transformer stays the model's own: only the attention function is replaced,
 through Hugging Face's attention interface. Inside `with serving(view):` (of the same thread) it
-writes the new keys and values into the cache and attends over it; everywhere else, the learner's
-threads included, it is plain scaled-dot-product attention.
+writes the new keys and values into the cache and attends over it. A forward pass may also bring an
+attention of its own as a keyword (`with own_mask(): model(..., own_attention=…)`), as the learner
+does for prefix trees. Everywhere else it is plain scaled-dot-product attention.
 """
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +27,14 @@ NAME = "fulmen"
 
 _REFUSED = ("s_aux", "position_bias")
 """Arguments of attention functions that change the result and that the cache does not know."""
+
+
+class OwnAttention(Protocol):
+    """Attention that a forward pass brings along, with the mask in it."""
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, **keywords: object) -> Tensor:
+        """(B, Hq, T, D) queries, (B, H, T, D) keys and values to (B, T, Hq, D)."""
+        ...
 
 
 @dataclass(slots=True)
@@ -88,6 +98,17 @@ def serving(view: CacheView) -> Iterator[None]:
         _thread.view = None
 
 
+@contextmanager
+def own_mask() -> Iterator[None]:
+    """Forward passes of this thread are not given a mask while the context is open: they bring an
+    `own_attention` that knows who sees whom."""
+    _thread.own_mask = True
+    try:
+        yield
+    finally:
+        _thread.own_mask = False
+
+
 def prepare(model: PreTrainedModel) -> None:
     """Let a Hugging Face model be served.
 
@@ -126,6 +147,9 @@ def _attend(
     """(P, Hq, C, D) queries to (P, C, Hq, D) outputs."""
     view: CacheView | None = getattr(_thread, "view", None)
     if view is None:
+        own: OwnAttention | None = keywords.pop("own_attention", None)  # type: ignore[assignment]
+        if own is not None:
+            return own(query, key, value, **keywords), None
         return sdpa_attention_forward(module, query, key, value, attention_mask, **keywords)  # type: ignore[arg-type]
     for name in _REFUSED:
         if keywords.get(name) is not None:
@@ -162,7 +186,7 @@ def _by_matmul(
 
 
 def _mask(*args: object, **keywords: object) -> Tensor | None:
-    """No mask where the cache makes its own; elsewhere, SDPA's."""
-    if getattr(_thread, "view", None) is not None:
+    """No mask where the cache or the caller has its own; elsewhere, SDPA's."""
+    if getattr(_thread, "view", None) is not None or getattr(_thread, "own_mask", False):
         return None
     return sdpa_mask(*args, **keywords)  # type: ignore[arg-type]
