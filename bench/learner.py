@@ -21,6 +21,7 @@ from fulmen.learner.learner import Learner, LossConfig
 from fulmen.learner.losses import clipped_surrogate
 from fulmen.learner.optimiser import Optimiser, OptimiserConfig
 from fulmen.learner.rows import merge
+from fulmen.learner.terms import Terms
 from fulmen.schema.records import Credited, Transition
 from results import alternate, result
 
@@ -78,7 +79,9 @@ def plain_step(policy: Qwen3ForCausalLM, optimiser: Optimiser, items: list[Credi
     for batch in pack(rows, BUDGET, torch.device("cpu")):
         table = torch.log_softmax(policy(input_ids=batch.ids, use_cache=False).logits, -1)
         chosen = table[batch.rows, batch.positions - 1].gather(1, batch.targets[:, None])[:, 0]
-        loss = clipped_surrogate(chosen, batch.logprobs, batch.advantages, low=0.2, high=0.28).loss
+        calls = torch.zeros_like(batch.rows)  # of no account to this loss
+        terms = Terms(chosen, batch.logprobs, batch.logprobs, batch.advantages, calls)
+        loss = clipped_surrogate(terms, low=0.2, high=0.28).loss
         (loss.sum() / sampled).backward()
     optimiser.clip()
     optimiser.step()

@@ -17,11 +17,13 @@ from transformers import PreTrainedModel
 
 from fulmen.engine.grammar import GrammarCompiler
 from fulmen.learner.batch import MicroBatch, pack
+from fulmen.learner.kl import k3
 from fulmen.learner.logprobs import TokenScores, score
-from fulmen.learner.losses import PolicyLoss, clipped_surrogate, kl_to_reference
+from fulmen.learner.losses import clipped_surrogate
 from fulmen.learner.metrics import Tally
 from fulmen.learner.optimiser import Optimiser, OptimiserConfig
 from fulmen.learner.rows import Row, merge, shares
+from fulmen.learner.terms import PolicyLoss, Terms
 from fulmen.schema.records import Credited
 
 Updating = Callable[[int], AbstractContextManager[None]]
@@ -103,11 +105,7 @@ class Learner:
             bonus = self.loss.entropy_coefficient
             scores = score(self.model, batch, grammars=self._grammars, entropy_gradient=bonus > 0)
             policy = clipped_surrogate(
-                scores.logprobs,
-                batch.logprobs,
-                batch.advantages,
-                low=self.loss.clip_low,
-                high=self.loss.clip_high,
+                _terms(scores.logprobs, batch), low=self.loss.clip_low, high=self.loss.clip_high
             )
             total = policy.loss.sum()
             if bonus > 0:
@@ -143,7 +141,7 @@ class Learner:
             return None
         with torch.no_grad():
             reference = score(self._reference, batch, grammars=self._grammars).logprobs
-        return kl_to_reference(scores.logprobs, reference)
+        return k3(scores.logprobs, reference)
 
     def _tally(
         self,
@@ -162,3 +160,10 @@ class Learner:
             kl=None if kl is None else kl.detach(),
             gap=(scores.logprobs.detach() - batch.logprobs).abs() if on_policy else None,
         )
+
+
+def _terms(logprobs: torch.Tensor, batch: MicroBatch) -> Terms:
+    """What the loss sees, with the engine's log-probabilities as anchor."""
+    lengths = torch.tensor([len(ids) for _, ids in batch.completions], device=logprobs.device)
+    calls = torch.arange(len(lengths), device=logprobs.device).repeat_interleave(lengths)
+    return Terms(logprobs, batch.logprobs, batch.logprobs, batch.advantages, calls)
