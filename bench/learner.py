@@ -18,9 +18,11 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from fulmen.learner.learner import Learner, LossConfig
+from fulmen.learner.learner import Learner
 from fulmen.learner.losses import clipped_surrogate
+from fulmen.learner.objective import Objective
 from fulmen.learner.optimiser import Optimiser, OptimiserConfig
+from fulmen.learner.terms import Terms
 from fulmen.schema.records import Credited, Transition
 from results import alternate, result
 
@@ -114,7 +116,9 @@ def plain_step(policy: Qwen3ForCausalLM, optimiser: Optimiser, items: list[Credi
     for rows in rows_of(items):
         table = torch.log_softmax(policy(input_ids=rows.ids, use_cache=False).logits, -1)
         chosen = table.flatten(0, 1)[rows.before].gather(1, rows.targets[:, None])[:, 0]
-        loss = clipped_surrogate(chosen, rows.logprobs, rows.advantages, low=0.2, high=0.28).loss
+        calls = torch.zeros_like(rows.targets)  # of no account to this loss
+        terms = Terms(chosen, rows.logprobs, rows.logprobs, rows.advantages, calls)
+        loss = clipped_surrogate(terms, low=0.2, high=0.28).loss
         (loss.sum() / sampled).backward()
     optimiser.clip()
     optimiser.step()
@@ -124,7 +128,7 @@ def main() -> None:
     for turns in (1, 2, 5, 10):
         ours = Learner(
             model(),
-            loss=LossConfig(micro_batch_tokens=BUDGET),
+            objective=Objective(micro_batch_tokens=BUDGET),
             optimiser=OptimiserConfig(1e-4),
             updating=lambda _: nullcontext(),
         )

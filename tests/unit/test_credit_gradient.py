@@ -10,9 +10,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from batches import batch_of
 from fulmen.credit.advantage import credit
 from fulmen.credit.assign import discounted, identical, last, per_agent, reward_to_go
-from fulmen.learner.learner import Learner, LossConfig
+from fulmen.learner.learner import Learner
 from fulmen.learner.logprobs import score
 from fulmen.learner.metrics import Tally
+from fulmen.learner.objective import Objective
 from fulmen.learner.optimiser import OptimiserConfig
 from fulmen.schema.records import Credited, Trajectory, Transition
 
@@ -71,7 +72,7 @@ def contribution(model, item: Credited) -> torch.Tensor:
     model.zero_grad()
     learner = Learner(
         model,
-        loss=LossConfig(),
+        objective=Objective(),
         optimiser=OptimiserConfig(learning_rate=1e-2),
         updating=lambda _: nullcontext(),
     )
@@ -84,7 +85,7 @@ def step_gradient(model, items) -> torch.Tensor:
     model.zero_grad()
     learner = Learner(
         model,
-        loss=LossConfig(),
+        objective=Objective(),
         optimiser=OptimiserConfig(learning_rate=1e-2),
         updating=lambda _: nullcontext(),
     )

@@ -20,8 +20,9 @@ from fulmen.engine.grammar import GrammarCompiler, Matcher
 from fulmen.engine.pytorch.engine import LocalEngine
 from fulmen.engine.pytorch.masks import FORBIDDEN
 from fulmen.engine.pytorch.sampling import choose
-from fulmen.learner.learner import Learner, LossConfig
+from fulmen.learner.learner import Learner
 from fulmen.learner.logprobs import score
+from fulmen.learner.objective import Objective
 from fulmen.learner.optimiser import OptimiserConfig
 from fulmen.schema.errors import GrammarError
 from fulmen.schema.records import Credited, Transition
@@ -211,7 +212,7 @@ def test_training_with_an_entropy_bonus_under_a_grammar_stays_finite(compiler, t
     own = Qwen3ForCausalLM(config).eval()
     trainer = Learner(
         own,
-        loss=LossConfig(entropy_coefficient=0.01, kl_coefficient=0.01),
+        objective=Objective(entropy_coefficient=0.01, kl_coefficient=0.01),
         optimiser=OptimiserConfig(learning_rate=1e-2),
         updating=lambda _: nullcontext(),
         grammars=compiler,

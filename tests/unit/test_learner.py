@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from batches import batch_of, credited
-from fulmen.learner.learner import Learner, LossConfig, shares
+from fulmen.learner.learner import Learner, shares
 from fulmen.learner.logprobs import score
-from fulmen.learner.losses import clipped_surrogate, kl_to_reference
 from fulmen.learner.metrics import Tally
+from fulmen.learner.objective import Objective
 from fulmen.learner.optimiser import Optimiser, OptimiserConfig
 from fulmen.schema.records import Credited
 
@@ -47,7 +47,7 @@ def conversation(rollout="r", advantage=1.0) -> list[Credited]:
 def learner(model, **loss) -> Learner:
     return Learner(
         model,
-        loss=LossConfig(**loss),
+        objective=Objective(**loss),
         optimiser=OptimiserConfig(learning_rate=1e-2),
         updating=lambda _: nullcontext(),
     )
@@ -101,51 +101,6 @@ def test_micro_batches_change_nothing_but_memory(model):
     model.zero_grad()
     learner(model, micro_batch_tokens=1).forward_backward(items, [1 / 7] * 3, Tally())
     torch.testing.assert_close(large, gradient(model), rtol=1e-5, atol=1e-7)
-
-
-def plain_clip(new, old, advantage, low, high):
-    ratio = math.exp(new - old)
-    bounded = min(max(ratio, 1 - low), 1 + high)
-    return -min(ratio * advantage, bounded * advantage)
-
-
-@given(
-    st.lists(
-        st.tuples(st.floats(-5, 0), st.floats(-5, 0), st.floats(-3, 3)), min_size=1, max_size=8
-    )
-)
-def test_the_clipped_surrogate_matches_its_definition_token_by_token(rows):
-    new, old, advantages = (torch.tensor(column) for column in zip(*rows, strict=True))
-    got = clipped_surrogate(new, old, advantages, low=0.2, high=0.28).loss
-    want = torch.tensor([plain_clip(n, o, a, 0.2, 0.28) for n, o, a in rows])
-    torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "moves"),
-    [(1.5, 1.0, False), (1.2, 1.0, True), (0.7, 1.0, True), (0.7, -1.0, False), (1.5, -1.0, True)],
-)
-def test_the_clip_stops_the_gradient_only_where_it_would_overshoot(ratio, advantage, moves):
-    new = torch.tensor([math.log(ratio)], requires_grad=True)
-    policy = clipped_surrogate(new, torch.zeros(1), torch.tensor([advantage]), low=0.2, high=0.28)
-    policy.loss.sum().backward()
-    assert new.grad is not None
-    assert (new.grad.abs() > 0).item() is moves
-    assert policy.clipped.item() is not moves
-
-
-def test_a_hopelessly_stale_token_gives_a_finite_loss():
-    loss = clipped_surrogate(
-        torch.tensor([-0.1]), torch.tensor([-500.0]), torch.tensor([-1.0]), low=0.2, high=0.28
-    ).loss
-    assert loss.isfinite().all()
-
-
-def test_the_kl_estimate_averages_to_the_true_divergence():
-    p, q = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.5, 0.3, 0.2])
-    true = (p * (p / q).log()).sum()
-    estimate = (p * kl_to_reference(p.log(), q.log())).sum()
-    torch.testing.assert_close(estimate, true)
 
 
 def test_a_step_makes_rewarded_tokens_likelier_and_punished_ones_rarer(model):

@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from msgspec import convert
@@ -94,16 +95,17 @@ async def _train(
 
 def _learner(config: TrainConfig, policy: ServedPolicy, checkpoint: Path | None):  # noqa: ANN202
     """The learner on the engine's own weights, going on from a checkpoint if there is one."""
-    from fulmen.learner.learner import Learner, LossConfig
+    from fulmen.learner.learner import Learner
+    from fulmen.learner.losses import clipped_surrogate
+    from fulmen.learner.objective import Objective
     from fulmen.learner.optimiser import OptimiserConfig
 
     # With a KL term the reference is the model that training began with, not the checkpoint.
     needs_reference = config.kl_coefficient > 0 and checkpoint is not None
     learner = Learner(
         policy.loaded.model,
-        loss=LossConfig(
-            clip_low=config.clip_low,
-            clip_high=config.clip_high,
+        objective=Objective(
+            loss=partial(clipped_surrogate, low=config.clip_low, high=config.clip_high),
             kl_coefficient=config.kl_coefficient,
             entropy_coefficient=config.entropy_coefficient,
             updates_per_step=config.updates_per_step,

@@ -9,7 +9,6 @@ import copy
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,37 +16,31 @@ from transformers import PreTrainedModel
 
 from fulmen.engine.grammar import GrammarCompiler
 from fulmen.learner.batch import Layout, MicroBatch, lay_out
+from fulmen.learner.exclusion import select, usable, weighted
 from fulmen.learner.layouts import layout_for
 from fulmen.learner.logprobs import TokenScores, score
-from fulmen.learner.losses import PolicyLoss, clipped_surrogate, kl_to_reference
 from fulmen.learner.metrics import Tally
+from fulmen.learner.objective import Objective
 from fulmen.learner.optimiser import Optimiser, OptimiserConfig
+from fulmen.learner.terms import Terms
 from fulmen.schema.records import Credited
 
 Updating = Callable[[int], AbstractContextManager[None]]
 """`with updating(version):` holds the engine while weights change and publishes the version."""
 
 
-@dataclass(frozen=True, slots=True)
-class LossConfig:
-    """Numbers of the loss."""
-
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    kl_coefficient: float = 0.0
-    entropy_coefficient: float = 0.0
-    updates_per_step: int = 1
-    micro_batch_tokens: int = 8192
+OldLogprobs = dict[int, torch.Tensor]
+"""By `id()` of a credited call, (n,) log π_old of its tokens."""
 
 
 class Learner:
-    """Trains one policy with the clipped surrogate, mean over all sampled tokens of an update."""
+    """Trains one policy towards an objective."""
 
     def __init__(
         self,
         model: PreTrainedModel,
         *,
-        loss: LossConfig,
+        objective: Objective,
         optimiser: OptimiserConfig,
         updating: Updating,
         reference: PreTrainedModel | None = None,
@@ -61,35 +54,35 @@ class Learner:
         """
         self.model = model
         self.version = 0
-        self.loss = loss
+        self.objective = objective
         self.layout: Layout
         self.layout, self.why = (layout, "") if layout else layout_for(model)
         self._optimiser = Optimiser(model, optimiser)
         self._updating = updating
         self._grammars = grammars
         self._reference: PreTrainedModel | None = None
-        if loss.kl_coefficient > 0:
+        if objective.kl_coefficient > 0:
             self._reference = (reference or copy.deepcopy(model)).requires_grad_(False)
         self._device = next(model.parameters()).device
 
     def learn(self, credited: Sequence[Credited]) -> dict[str, float]:
         """Take one training step; returns its metrics. Without any signal nothing changes.
 
-        Transitions with advantage 0 say nothing to the surrogate; they are computed only when a KL
-        term or an entropy bonus is on. The mean is over all sampled tokens, theirs included.
+        Transitions with advantage 0 say nothing to a policy loss; they are computed only when a KL
+        term or an entropy bonus is on. The normaliser counts them, too.
         """
         started = time.perf_counter()
         tally = Tally()
-        parts = shares(credited, self.loss.updates_per_step)
+        parts = shares(credited, self.objective.updates_per_step)
         updates = [share for share in parts if any(map(self._teaches, share))]
+        old = self._old_logprobs(updates)
         for index, share in enumerate(updates):
-            weighted = zip(share, _mean_over_tokens(share), strict=True)
-            lessons, weights = zip(
-                *(pair for pair in weighted if self._teaches(pair[0])), strict=True
-            )
+            pairs = zip(share, self.objective.normaliser(share), strict=True)
+            used = [pair for pair in pairs if self._teaches(pair[0])]
+            lessons, weights = zip(*used, strict=True)
             # Only the first update sees weights equal to those that sampled: its log-probability
             # differences are the gap between engine and learner, not learning.
-            self.forward_backward(lessons, weights, tally, on_policy=index == 0)
+            self.forward_backward(lessons, weights, tally, old=old, on_policy=index == 0)
             tally.add_update(*self.optim_step())
         return tally.metrics(
             sampled_tokens=sum(len(item.transition.completion_ids) for item in credited),
@@ -105,6 +98,7 @@ class Learner:
         weights: Sequence[float],
         tally: Tally,
         *,
+        old: OldLogprobs | None = None,
         on_policy: bool = False,
     ) -> None:
         """Add the gradient of the weighted sum of all tokens' losses to the model.
@@ -113,39 +107,85 @@ class Learner:
             items: M calls.
             weights: (M,) of each call's tokens.
             tally: what is worth watching is added to it.
+            old: log π_old of the calls that have one; others have the engine's record, or if
+                `on_policy`, where the objective wants the learner's, what is computed here.
             on_policy: the weights are those that sampled, so that differences are no learning.
         """
-        for batch in lay_out(
+        for batch in self._lay_out(items, weights):
+            scores = score(
+                self.model,
+                batch,
+                grammars=self._grammars,
+                entropy_gradient=self.objective.entropy_coefficient > 0,
+            )
+            anchor = self._anchor(batch, scores, old or {}, on_policy)
+            terms = Terms(scores.logprobs, anchor, batch.logprobs, batch.advantages, batch.calls)
+            tally.add_computed(batch.positions)
+            if on_policy:
+                tally.add_gap(terms)
+            self._loss(batch, scores, terms, tally).backward()
+
+    def _loss(
+        self, batch: MicroBatch, scores: TokenScores, terms: Terms, tally: Tally
+    ) -> torch.Tensor:
+        """The micro-batch's part of the objective, () with gradient."""
+        aim, fit = self.objective, usable(terms)
+        tally.add_unusable(int((~fit).sum()))
+        sound = select(terms, fit)
+        policy = aim.loss(sound)
+        tokens = policy.loss
+        if aim.correction is not None:
+            factor = aim.correction(sound)
+            tally.add_correction(factor)
+            tokens = weighted(tokens, factor)
+        if aim.entropy_coefficient > 0:
+            tokens = tokens - aim.entropy_coefficient * scores.entropy[fit]
+        kl = None
+        if self._reference is not None:
+            with torch.no_grad():
+                reference = score(self._reference, batch, grammars=self._grammars).logprobs[fit]
+            kl = aim.kl(sound.logprobs, reference)
+            tokens = tokens + aim.kl_coefficient * kl
+        tally.add_tokens(policy, entropy=scores.entropy[fit], kl=kl)
+        return (batch.weights[fit] * tokens).sum()
+
+    def _lay_out(self, items: Sequence[Credited], weights: Sequence[float]) -> list[MicroBatch]:
+        return lay_out(
             items,
             weights,
             layout=self.layout,
-            max_tokens=self.loss.micro_batch_tokens,
+            max_tokens=self.objective.micro_batch_tokens,
             device=self._device,
-        ):
-            self._backward(batch, tally, on_policy)
-
-    def _backward(self, batch: MicroBatch, tally: Tally, on_policy: bool) -> None:
-        bonus = self.loss.entropy_coefficient
-        scores = score(self.model, batch, grammars=self._grammars, entropy_gradient=bonus > 0)
-        policy = clipped_surrogate(
-            scores.logprobs,
-            batch.logprobs,
-            batch.advantages,
-            low=self.loss.clip_low,
-            high=self.loss.clip_high,
         )
-        total = (batch.weights * policy.loss).sum()
-        if bonus > 0:
-            total = total - bonus * (batch.weights * scores.entropy).sum()
-        kl = self._kl(scores, batch)
-        if kl is not None:
-            total = total + self.loss.kl_coefficient * (batch.weights * kl).sum()
-        total.backward()
-        self._tally(tally, batch, scores, policy, kl, on_policy)
+
+    def _old_logprobs(self, updates: Sequence[Sequence[Credited]]) -> OldLogprobs:
+        """log π_old of the calls of all updates but the first, whose own forward pass is soon
+        enough; nothing where the engine's record is the anchor."""
+        if self.objective.old == "engine":
+            return {}
+        later = [item for share in updates[1:] for item in share if self._teaches(item)]
+        found: OldLogprobs = {}
+        with torch.no_grad():
+            for batch in self._lay_out(later, [0.0] * len(later)):
+                logprobs = score(self.model, batch, grammars=self._grammars).logprobs
+                lengths = [len(item.transition.completion_ids) for item in batch.items]
+                for item, own in zip(batch.items, logprobs.split(lengths), strict=True):
+                    found[id(item)] = own
+        return found
+
+    def _anchor(
+        self, batch: MicroBatch, scores: TokenScores, old: OldLogprobs, on_policy: bool
+    ) -> torch.Tensor:
+        """(N,) log π_old of a micro-batch."""
+        if self.objective.old == "engine":
+            return batch.logprobs
+        if on_policy:
+            return scores.logprobs.detach()
+        return torch.cat([old[id(item)] for item in batch.items])
 
     def _teaches(self, item: Credited) -> bool:
         """Whether something can be learned from a call."""
-        every = self._reference is not None or self.loss.entropy_coefficient > 0
+        every = self._reference is not None or self.objective.entropy_coefficient > 0
         signal = every or item.advantage != 0 or any(item.token_advantages)
         return signal and bool(item.transition.completion_ids)
 
@@ -168,37 +208,6 @@ class Learner:
         state = torch.load(folder / "learner.pt", map_location=self._device, weights_only=True)
         self._optimiser.load(state["optimiser"])
         self.version = state["version"]
-
-    def _kl(self, scores: TokenScores, batch: MicroBatch) -> torch.Tensor | None:
-        if self._reference is None:
-            return None
-        with torch.no_grad():
-            reference = score(self._reference, batch, grammars=self._grammars).logprobs
-        return kl_to_reference(scores.logprobs, reference)
-
-    def _tally(
-        self,
-        tally: Tally,
-        batch: MicroBatch,
-        scores: TokenScores,
-        policy: PolicyLoss,
-        kl: torch.Tensor | None,
-        on_policy: bool,
-    ) -> None:
-        tally.add_computed(batch.positions)
-        tally.add_tokens(
-            loss=policy.loss.detach(),
-            entropy=scores.entropy.detach(),
-            ratio=policy.ratio,
-            clipped=policy.clipped,
-            kl=None if kl is None else kl.detach(),
-            gap=(scores.logprobs.detach() - batch.logprobs).abs() if on_policy else None,
-        )
-
-
-def _mean_over_tokens(items: Sequence[Credited]) -> list[float]:
-    sampled = sum(len(item.transition.completion_ids) for item in items)
-    return [1 / sampled] * len(items)
 
 
 def shares(items: Sequence[Credited], parts: int) -> list[list[Credited]]:

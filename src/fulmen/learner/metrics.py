@@ -2,7 +2,12 @@
 
 import math
 
+import torch
 from torch import Tensor
+
+from fulmen.learner.corrections import effective_share
+from fulmen.learner.ratios import MAX_LOG_RATIO
+from fulmen.learner.terms import PolicyLoss, Terms
 
 
 class Tally:
@@ -15,30 +20,40 @@ class Tally:
         self._grad_norms: list[float] = []
         self._rate = 0.0
         self._computed = 0
+        self._unusable = 0
+        self._weights: list[Tensor] = []
 
-    def add_tokens(
-        self,
-        *,
-        loss: Tensor,
-        entropy: Tensor,
-        ratio: Tensor,
-        clipped: Tensor,
-        kl: Tensor | None,
-        gap: Tensor | None,
-    ) -> None:
-        """Add the tokens of one micro-batch, each argument (N,) without gradient."""
-        self._add("loss", loss)
-        self._add("entropy", entropy)
+    def add_tokens(self, policy: PolicyLoss, *, entropy: Tensor, kl: Tensor | None) -> None:
+        """Add what the tokens of one micro-batch gave, (N,) each."""
+        ratio = policy.ratio
+        self._add("loss", policy.loss.detach())
+        self._add("entropy", entropy.detach())
         self._add("ratio", ratio)
-        self._add("clip_fraction", clipped.float())
-        # k3 estimate of KL(μ ‖ π) from samples of μ: how far the policy moved within the step.
+        self._add("clip_fraction", policy.clipped.float())
+        # k3 estimate of KL(π_old ‖ π) from samples: how far the policy moved within the step.
         self._add("kl_step", ratio - 1 - ratio.log())
-        self._maxima["ratio_max"] = max(self._maxima.get("ratio_max", 0.0), float(ratio.max()))
+        self._most("ratio_max", ratio)
         if kl is not None:
-            self._add("kl_reference", kl)
-        if gap is not None:
-            self._add("gap_mean", gap)
-            self._maxima["gap_max"] = max(self._maxima.get("gap_max", 0.0), float(gap.max()))
+            self._add("kl_reference", kl.detach())
+
+    def add_gap(self, terms: Terms) -> None:
+        """Add how far engine and learner are apart on the same weights: |Δ log-prob| of the sampled
+        tokens, and the k3 estimate of KL(μ ‖ π). Tokens without a log-probability are left out."""
+        delta = (terms.logprobs.detach() - terms.behaviour).double()
+        delta = delta[delta.isfinite()]
+        self._add("gap_mean", delta.abs())
+        self._most("gap_max", delta.abs())
+        self._add("gap_kl", torch.expm1(delta.clamp(max=MAX_LOG_RATIO)) - delta)
+
+    def add_correction(self, weights: Tensor) -> None:
+        """Add the factors of a correction, (N,)."""
+        self._add("correction", weights)
+        self._add("corrected_away", (weights == 0).float())
+        self._weights.append(weights)
+
+    def add_unusable(self, tokens: int) -> None:
+        """Count tokens that excluded themselves: of calls without a log-probability."""
+        self._unusable += tokens
 
     def add_computed(self, positions: int) -> None:
         """Count what one forward pass computed, padding included."""
@@ -53,12 +68,17 @@ class Tally:
         self, *, sampled_tokens: int, transition_tokens: int, seconds: float
     ) -> dict[str, float]:
         """Everything as numbers; what was not measured (no signal, no KL) is absent, never 0."""
-        result = {f"learn/{n}": s / self._counts[n] for n, s in self._sums.items()}
+        result = {
+            f"learn/{n}": s / self._counts[n] for n, s in self._sums.items() if self._counts[n]
+        }
         result |= {f"learn/{name}": value for name, value in self._maxima.items()}
+        if self._weights:
+            result["learn/effective_share"] = effective_share(torch.cat(self._weights))
         if self._grad_norms:
             result["learn/grad_norm"] = math.fsum(self._grad_norms) / len(self._grad_norms)
             result["learn/learning_rate"] = self._rate
         result |= {
+            "learn/unusable_tokens": float(self._unusable),
             "learn/updates": float(len(self._grad_norms)),
             "learn/sampled_tokens": float(sampled_tokens),
             "learn/computed_tokens": float(self._computed),
@@ -67,6 +87,10 @@ class Tally:
             "learn/tokens_per_s": self._computed / seconds if seconds > 0 else 0.0,
         }
         return result
+
+    def _most(self, name: str, values: Tensor) -> None:
+        if len(values):
+            self._maxima[name] = max(self._maxima.get(name, 0.0), float(values.max()))
 
     def _add(self, name: str, values: Tensor) -> None:
         self._sums[name] = self._sums.get(name, 0.0) + float(values.double().sum())

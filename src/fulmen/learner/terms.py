@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from fulmen.schema.records import Credited
@@ -48,3 +49,27 @@ policy sampled it; 0 leaves the token out."""
 Normaliser = Callable[[Sequence[Credited]], list[float]]
 """The calls of an optimiser step to one weight each. A call's tokens all have its weight, and the
 loss is the weighted sum over all tokens."""
+
+
+def example(
+    *,
+    new: Sequence[float] = (),
+    old: Sequence[float] = (),
+    behaviour: Sequence[float] = (),
+    advantages: Sequence[float] = (),
+    calls: Sequence[int] = (),
+) -> Terms:
+    """Terms for examples, from probabilities; what is not given is 1, and one call made them all.
+
+    >>> example(new=[0.5, 1.0], calls=[0, 1]).logprobs
+    tensor([-0.6931,  0.0000])
+    """
+    count = max(map(len, (new, old, behaviour, advantages, calls)))
+    ones = [1.0] * count
+    return Terms(
+        logprobs=torch.tensor(new or ones).log(),
+        old=torch.tensor(old or ones).log(),
+        behaviour=torch.tensor(behaviour or ones).log(),
+        advantages=torch.tensor(advantages or ones),
+        calls=torch.tensor(calls or [0] * count),
+    )

@@ -1,0 +1,41 @@
+"""What an update minimises, as data: which functions, with which numbers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from torch import Tensor
+
+from fulmen.learner.kl import k3
+from fulmen.learner.losses import clipped_surrogate
+from fulmen.learner.normalisers import token
+from fulmen.learner.terms import Correction, Normaliser, PolicyLossFunction
+
+DAPO_CLIP: PolicyLossFunction = partial(clipped_surrogate, low=0.2, high=0.28)
+"""The trust region of DAPO, arXiv 2503.14476."""
+
+KlFunction = Callable[[Tensor, Tensor], Tensor]
+"""(N,) log π and log π_ref to the (N,) KL term of each token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """Σ over tokens of weight · (correction · loss + β · KL − η · entropy)."""
+
+    loss: PolicyLossFunction = DAPO_CLIP
+    normaliser: Normaliser = token
+    correction: Correction | None = None
+    """For what lies between π_old and μ; None: nothing is done about it."""
+    old: Literal["engine", "learner"] = "engine"
+    """Where π_old comes from: the engine's record (π_old = μ), or the learner's own forward pass
+    with the weights of before the step, which separates learning from the engine's numerics."""
+    kl: KlFunction = k3
+    kl_coefficient: float = 0.0
+    """β; above 0, a frozen reference is kept."""
+    entropy_coefficient: float = 0.0
+    """η."""
+    updates_per_step: int = 1
+    """Optimiser steps taken on the rollouts of a training step, each on a share of them."""
+    micro_batch_tokens: int = 8192
+    """Positions of one forward pass, unless a single call has more."""
