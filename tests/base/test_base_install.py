@@ -9,7 +9,8 @@ import sys
 import pytest
 
 import fulmen
-from fulmen.credit.advantage import group_advantage
+from fulmen.credit.advantage import credit
+from fulmen.credit.assign import example
 from fulmen.schema.config import TrainConfig, make_config
 from fulmen.schema.records import Outcome, Rollout, Task
 from fulmen.store.open import open_store
@@ -43,7 +44,8 @@ def test_help_works_in_the_base_install():
 def test_settings_credit_and_store_work_in_the_base_install(tmp_path):
     config = make_config(TrainConfig, {"agent": "a", "tasks": "t", "model": "m"})
     assert config.group_size == 8
-    assert group_advantage([1.0, 0.0], ["g", "g"]).tolist() == [1.0, -1.0]
+    group = [example(reward, [("a", 0.0)]) for reward in (1.0, 0.0)]
+    assert [item.advantage for item in credit(group)] == [1.0, -1.0]
 
     async def one_rollout():
         store = open_store(tmp_path / "run.db")

@@ -1,16 +1,9 @@
-"""Credit and advantages against hand-computed literals and a slow reference."""
+"""From calls to transitions, and from the reward of a rollout to the advantage of each call."""
 
-import math
-from itertools import product
-
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from fulmen.credit.advantage import credit, group_advantage, share_with_signal
+from fulmen.credit.advantage import credit, share_with_signal
 from fulmen.credit.trajectory import assemble
-from fulmen.schema.errors import DataError
 from fulmen.schema.records import (
     Call,
     Outcome,
@@ -60,57 +53,6 @@ def trajectory(group: str, reward: float, calls: int = 1) -> Trajectory:
     return Trajectory(
         rollout_id=f"{group}{reward}", group=group, transitions=(transition,) * calls, reward=reward
     )
-
-
-def slow_reference(returns, groups, scale):
-    """The definition in plain Python, written without looking at the array code."""
-    answer = []
-    for value, group in zip(returns, groups, strict=True):
-        peers = [r for r, g in zip(returns, groups, strict=True) if g == group]
-        mean = sum(peers) / len(peers)
-        deviation = math.sqrt(sum((p - mean) ** 2 for p in peers) / len(peers))
-        if max(peers) - min(peers) < 1e-8:
-            answer.append(0.0)
-        else:
-            answer.append((value - mean) / (deviation if scale else 1.0))
-    return answer
-
-
-rewards_and_groups = st.lists(
-    st.tuples(st.floats(-10, 10, width=32), st.sampled_from("abc")), min_size=1, max_size=24
-)
-
-
-@given(rewards_and_groups, st.booleans())
-def test_group_advantage_matches_the_definition(pairs, scale):
-    returns, groups = zip(*pairs, strict=True)
-    got = group_advantage(returns, groups, scale=scale)
-    np.testing.assert_allclose(got, slow_reference(returns, groups, scale), rtol=1e-6, atol=1e-6)
-
-
-@given(rewards_and_groups)
-def test_advantages_of_a_group_sum_to_zero(pairs):
-    returns, groups = zip(*pairs, strict=True)
-    got = group_advantage(returns, groups)
-    for name in set(groups):
-        assert abs(sum(a for a, g in zip(got, groups, strict=True) if g == name)) < 1e-6
-
-
-def test_duplicating_a_group_changes_nothing():
-    once = group_advantage([0.0, 1.0, 1.0], ["g"] * 3)
-    twice = group_advantage([0.0, 1.0, 1.0] * 2, ["g"] * 6)
-    np.testing.assert_allclose(twice[:3], once)
-
-
-@pytest.mark.parametrize(("value", "size"), list(product([0.1, 0.7, 1e6], [1, 3, 16])))
-def test_equal_rewards_carry_no_signal_whatever_their_rounding(value, size):
-    assert group_advantage([value] * size, ["g"] * size).tolist() == [0.0] * size
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_reward_that_is_no_number_is_refused_by_its_place(bad):
-    with pytest.raises(DataError, match="rollout 1 is"):
-        group_advantage([0.0, bad], ["g", "g"])
 
 
 def test_a_talkative_rollout_weighs_no_more_than_a_terse_one_in_the_baseline():

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from attempts import agent_span, answer_span, asks, call, own_reward, result, tool_span
-from fulmen.credit.advantage import credit, group_advantage, share_with_signal
+from fulmen.credit.advantage import credit, share_with_signal
 from fulmen.credit.assign import discounted, example, identical, last, per_agent, reward_to_go
+from fulmen.credit.baselines import group_mean, grpo
 from fulmen.credit.observe import observe
 from fulmen.credit.rewards import Placed, homeless, own_rewards, place
 from fulmen.credit.selection import by_name
@@ -92,15 +93,16 @@ groups = st.lists(
 )
 
 
-@given(groups, st.booleans())
-def test_identical_credit_is_the_advantage_of_the_rollout_to_the_last_bit(drawn, scale):
+@pytest.mark.parametrize("baseline", [grpo, group_mean])
+@given(groups)
+def test_identical_credit_is_the_advantage_of_the_rollout_to_the_last_bit(baseline, drawn):
     trajectories = [
         replace(example(reward, [("a", 0.0)] * count), group=group)
         for reward, group, count in drawn
     ]
-    whole = group_advantage([r for r, _, _ in drawn], [g for _, g, _ in drawn], scale=scale)
+    whole = baseline(np.array([r for r, _, _ in drawn]), [g for _, g, _ in drawn]).values
     wanted = [float(a) for a, (_, _, n) in zip(whole, drawn, strict=True) for _ in range(n)]
-    assert advantages(*trajectories, scale=scale) == wanted
+    assert advantages(*trajectories, baseline=baseline) == wanted
 
 
 @given(groups, st.integers(0, 9))
@@ -141,7 +143,7 @@ def test_calls_of_untrained_agents_are_counted_in_the_discount_and_not_returned(
 def test_intermediate_rewards_are_scaled_with_the_group_and_not_centred():
     pair = example(1.0, [("a", 0.25), ("a", 0.0)]), example(0.0, [("a", 0.25), ("a", 0.0)])
     assert advantages(*pair, rule=last) == [0.5, 1.0, 0.5, -1.0]
-    assert advantages(*pair, rule=last, scale=False) == [0.25, 0.5, 0.25, -0.5]
+    assert advantages(*pair, rule=last, baseline=group_mean) == [0.25, 0.5, 0.25, -0.5]
 
 
 def test_where_all_final_rewards_are_equal_intermediate_ones_keep_their_size():

@@ -1,113 +1,131 @@
-"""Advantages: a return minus what was to be expected, one value per rollout, never per row."""
+"""Advantages: first the baseline of the rollout, then the rule for its calls, then whitening."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import structs
 
 from fulmen.credit.assign import CreditRule, identical
-from fulmen.credit.turns import EQUAL, TurnGroups
+from fulmen.credit.baselines import Baseline, Centred, Numbers, grpo
+from fulmen.credit.tokens import TokenNumbers, TokenRule, by_trajectory, spread
+from fulmen.credit.turns import TurnGroups
+from fulmen.credit.whitening import Whitening, as_it_is
 from fulmen.schema.errors import DataError
 from fulmen.schema.records import Credited, Trajectory
-
-_LEAST_UNIT = 0.1
-"""Final rewards that hardly differ must not blow intermediate ones up: ten times is the most."""
-
-
-def group_advantage(
-    returns: Sequence[float] | npt.NDArray[np.float64],
-    groups: Sequence[str],
-    *,
-    scale: bool = True,
-) -> npt.NDArray[np.float64]:
-    """Return minus the mean return of its group, over the group's standard deviation.
-
-    One value per rollout, whatever number of calls it made, so a talkative rollout weighs no more
-    than a terse one. A group whose returns are all equal gets zeros: it carries no signal; so does
-    a group of one. `scale=False` leaves out the division (Dr. GRPO). The deviation is the
-    population's, so duplicating a group changes nothing.
-
-    Args:
-        returns: (R,) one finite number per rollout.
-        groups: (R,) rollouts with equal names are compared with each other.
-        scale: divide by the standard deviation.
-
-    Returns:
-        (R,) float64; sums to 0 in every group.
-
-    Raises:
-        DataError: lengths differ, or a return is NaN or infinite.
-
-    Source: GRPO, arXiv 2402.03300, section 4.1.2; Dr. GRPO, arXiv 2503.20783.
-
-    >>> group_advantage([1.0, 0.0, 1.0, 1.0], ["a", "a", "b", "b"]).tolist()
-    [1.0, -1.0, 0.0, 0.0]
-    """
-    values = np.asarray(returns, dtype=np.float64)
-    if values.shape != (len(groups),):
-        raise DataError(f"{len(values)} returns for {len(groups)} rollouts; one each is needed")
-    if not np.isfinite(values).all():
-        first = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise DataError(f"the return of rollout {first} is {values[first]}, not a finite number")
-    result = np.zeros_like(values)
-    for name in dict.fromkeys(groups):
-        members = np.array([group == name for group in groups])
-        result[members] = _centre(values[members], scale=scale)
-    return result
-
-
-def _centre(values: npt.NDArray[np.float64], *, scale: bool) -> npt.NDArray[np.float64]:
-    if np.ptp(values) < EQUAL:
-        return np.zeros_like(values)
-    centred = values - values.mean()
-    return centred / centred.std() if scale else centred
 
 
 def credit(
     trajectories: Sequence[Trajectory],
     *,
     rule: CreditRule = identical,
-    scale: bool = True,
+    baseline: Baseline = grpo,
     turns: TurnGroups | None = None,
+    tokens: TokenRule | None = None,
+    penalties: TokenNumbers | None = None,
+    whitening: Whitening = as_it_is,
 ) -> list[Credited]:
     """Give every trained transition its advantage: first the baseline, then the rule.
 
-    The final rewards of a group become advantages, over all its trajectories, those without any
-    trainable call included. Intermediate rewards are put on the same scale, divided by the same
-    standard deviation (1 where all final rewards are equal), and keep their sign: nothing is taken
-    off them. Then `rule` spreads both over the transitions. So under identical credit and without
-    intermediate rewards a transition's advantage is that of its rollout, and changing one reward
-    changes what the rule says and nothing else.
+    The final rewards become advantages by `baseline`, over all trajectories, those without any
+    trainable call included. Intermediate rewards are put on the same scale, divided by the
+    baseline's unit, and keep their sign: nothing is taken off them. Then `rule` spreads both over
+    the transitions. So under identical credit and without intermediate rewards a transition's
+    advantage is that of its rollout, and changing one reward changes what the rule says and nothing
+    else. Last comes `whitening`, over all that was credited.
 
     Args:
         trajectories: of whole groups.
-        rule: how a trajectory's rewards become returns.
-        scale: divide by the group's standard deviation.
+        rule: how a trajectory's rewards become returns of its calls.
+        baseline: how final rewards are centred and scaled.
         turns: also compare turns in the same state, across a group.
+        tokens: gives each token a return of its own, in the place of `rule`.
+        penalties: one sequence per trained transition, in the order of the result; what is taken
+            off the reward of each completion token (β·kl_t). Divided by the baseline's unit, too.
+        whitening: what is done to all advantages of the step together.
+
+    Returns:
+        One record per trained transition, in order; with `token_advantages` if `tokens` or
+        `penalties` are given, and their mean as `advantage`.
+
+    Raises:
+        DataError: a reward is no finite number, the baseline gave no finite numbers, or the
+            penalties do not fit the tokens.
 
     >>> credit([])
     []
     """
+    check_rewards(trajectories)
+    centred = _centred(trajectories, baseline)
+    shaped = _shaped(trajectories, centred)
     added = turns(trajectories) if turns else [[0.0] * len(t.transitions) for t in trajectories]
-    return [
-        Credited(transition=transition, advantage=value + more)
-        for trajectory, shaped, addends in zip(
-            trajectories, _shaped(trajectories, scale=scale), added, strict=True
-        )
-        for transition, value, more in zip(
-            trajectory.transitions, rule(shaped), addends, strict=True
-        )
-        if transition.trained
-    ]
+    credited: list[Credited] = []
+    if tokens is None and penalties is None:
+        for whole, scaled, addends in zip(trajectories, shaped, added, strict=True):
+            credited += _of_calls(whole, rule(scaled), addends)
+        return whitening(credited)
+    each = tokens or spread(rule)
+    taken_off = _on_scale(trajectories, penalties, centred.units)
+    for whole, scaled, addends, off in zip(trajectories, shaped, added, taken_off, strict=True):
+        credited += _of_tokens(whole, each(scaled, off), addends)
+    return whitening(credited)
 
 
-def _shaped(trajectories: Sequence[Trajectory], *, scale: bool) -> list[Trajectory]:
-    """The same trajectories with centred final rewards, all rewards on the group's scale."""
+def _of_calls(
+    trajectory: Trajectory, values: Sequence[float], addends: Sequence[float]
+) -> Iterator[Credited]:
+    for transition, value, more in zip(trajectory.transitions, values, addends, strict=True):
+        if transition.trained:
+            yield Credited(
+                transition=transition,
+                advantage=value + more,
+                group=trajectory.group,
+                kind=trajectory.kind,
+            )
+
+
+def _of_tokens(
+    trajectory: Trajectory, values: Sequence[Sequence[float]], addends: Sequence[float]
+) -> Iterator[Credited]:
+    for transition, own, more in zip(trajectory.transitions, values, addends, strict=True):
+        if transition.trained:
+            yield Credited(
+                transition=transition,
+                advantage=math.fsum(own) / len(own) + more if own else 0.0,
+                token_advantages=tuple(value + more for value in own),
+                group=trajectory.group,
+                kind=trajectory.kind,
+            )
+
+
+def check_rewards(trajectories: Sequence[Trajectory]) -> None:
+    """Raises DataError if a reward is NaN or infinite, with the rollout it was given to."""
+    for trajectory in trajectories:
+        own = (transition.reward for transition in trajectory.transitions)
+        for reward in (trajectory.reward, trajectory.intermediate, *own):
+            if not math.isfinite(reward):
+                raise DataError(
+                    f"a reward of rollout {trajectory.rollout_id} is {reward}, no finite number"
+                )
+
+
+def _centred(trajectories: Sequence[Trajectory], baseline: Baseline) -> Centred:
+    """The final rewards after the baseline, which may be a user's: checked."""
     rewards = np.array([t.reward for t in trajectories], dtype=np.float64)
-    groups = [t.group for t in trajectories]
-    finals = group_advantage(rewards, groups, scale=scale)
-    units = _group_deviation(rewards, groups) if scale else np.ones_like(rewards)
+    centred = baseline(rewards, [t.group for t in trajectories])
+    values, units = (np.asarray(numbers, dtype=np.float64) for numbers in centred)
+    for name, numbers in (("values", values), ("units", units)):
+        if numbers.shape != rewards.shape or not np.isfinite(numbers).all():
+            raise DataError(
+                f"the baseline's {name} are not {len(rewards)} finite numbers, one per rollout"
+            )
+    if (units <= 0).any():
+        raise DataError(f"the baseline has a unit of {units.min():g}; units are above 0")
+    return Centred(values, units)
+
+
+def _shaped(trajectories: Sequence[Trajectory], centred: Centred) -> list[Trajectory]:
+    """The same trajectories with centred final rewards, all rewards on the baseline's scale."""
     return [
         structs.replace(
             trajectory,
@@ -118,41 +136,36 @@ def _shaped(trajectories: Sequence[Trajectory], *, scale: bool) -> list[Trajecto
                 for t in trajectory.transitions
             ),
         )
-        for trajectory, final, unit in zip(trajectories, finals, units, strict=True)
+        for trajectory, final, unit in zip(trajectories, *centred, strict=True)
     ]
 
 
-def _group_deviation(
-    rewards: npt.NDArray[np.float64], groups: Sequence[str]
-) -> npt.NDArray[np.float64]:
-    """(R,) what intermediate rewards of each rollout are divided by: the standard deviation of its
-    group's final rewards, but no less than `_LEAST_UNIT`; 1 where all are equal."""
-    result = np.ones_like(rewards)
-    for name in dict.fromkeys(groups):
-        members = np.array([group == name for group in groups])
-        if np.ptp(rewards[members]) >= EQUAL:
-            result[members] = max(rewards[members].std(), _LEAST_UNIT)
-    return result
+def _on_scale(
+    trajectories: Sequence[Trajectory], penalties: TokenNumbers | None, units: Numbers
+) -> list[TokenNumbers | None]:
+    if penalties is None:
+        return [None] * len(trajectories)
+    shares = by_trajectory(trajectories, penalties, "penalties")
+    return [
+        [[float(p / unit) for p in own] for own in share]
+        for share, unit in zip(shares, units, strict=True)
+    ]
 
 
-def share_with_signal(trajectories: Sequence[Trajectory]) -> float:
-    """The share of groups that move the policy: final rewards differ, or there are others on the
-    way. 0 without groups.
+def share_with_signal(trajectories: Sequence[Trajectory], baseline: Baseline = grpo) -> float:
+    """The share of groups that move the policy: the baseline leaves something of a final reward, or
+    there are others on the way. 0 without groups.
 
     >>> def of(group, reward):
     ...     return Trajectory(rollout_id="r", group=group, transitions=(), reward=reward)
     >>> share_with_signal([of("a", 0.0), of("a", 1.0), of("b", 1.0), of("b", 1.0)])
     0.5
     """
-    by_group: dict[str, list[Trajectory]] = {}
-    for trajectory in trajectories:
-        by_group.setdefault(trajectory.group, []).append(trajectory)
-    if not by_group:
-        return 0.0
-    return sum(_has_signal(group) for group in by_group.values()) / len(by_group)
-
-
-def _has_signal(group: Sequence[Trajectory]) -> bool:
-    if float(np.ptp([trajectory.reward for trajectory in group])) >= EQUAL:
-        return True
-    return any(t.intermediate or any(c.reward for c in t.transitions) for t in group)
+    found: dict[str, bool] = {}
+    for trajectory, value in zip(
+        trajectories, _centred(trajectories, baseline).values, strict=True
+    ):
+        signal = bool(value) or bool(trajectory.intermediate)
+        signal = signal or any(t.reward for t in trajectory.transitions)
+        found[trajectory.group] = found.get(trajectory.group, False) or signal
+    return sum(found.values()) / len(found) if found else 0.0

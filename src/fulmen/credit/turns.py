@@ -13,12 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fulmen.credit.assign import discounted
+from fulmen.credit.baselines import EQUAL
 from fulmen.schema.codec import pack_tokens
 from fulmen.schema.records import Call, Trajectory
-
-EQUAL = 1e-8
-"""Returns this close are equal up to rounding: dividing by their standard deviation would blow
-rounding up to advantages of order one."""
 
 
 def state_of(call: Call, parent: Call | None) -> str:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 
 from fulmen.credit.assign import CreditRule, discounted, identical, last, per_agent, reward_to_go
+from fulmen.credit.baselines import group_mean, grpo
 from fulmen.credit.rules import Rule
 from fulmen.credit.selection import Selector, by_name, every, patterns_of
 from fulmen.credit.turns import TurnGroups
@@ -25,7 +26,7 @@ def make_crediting(config: TrainConfig, rules: Sequence[Rule], weights: Weights)
     return Crediting(
         rule=_rule(config),
         turns=turns,
-        scale=config.scale_advantage,
+        baseline=grpo if config.scale_advantage else group_mean,
         rules=rules,
         predicates=load_predicates(rules),
         weights=weights,

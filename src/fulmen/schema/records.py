@@ -252,6 +252,8 @@ class Trajectory(Record, frozen=True, kw_only=True):
     """Final reward of the rollout."""
     intermediate: float = 0.0
     """Intermediate rewards given to the rollout as a whole, on the way to the final one."""
+    kind: str = ""
+    """Of its task, where tasks of several kinds are trained together."""
 
 
 class Credited(Record, frozen=True, kw_only=True):
@@ -266,6 +268,8 @@ class Credited(Record, frozen=True, kw_only=True):
     """What a critic should have foreseen before each completion token; empty: no critic."""
     group: str = ""
     """Of the rollout; what some normalisers divide by."""
+    kind: str = ""
+    """Of the rollout's task; advantages may be whitened within it."""
 
 
 class StepRecord(Record, frozen=True, kw_only=True):

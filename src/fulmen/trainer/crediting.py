@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from fulmen.credit.advantage import credit, share_with_signal
 from fulmen.credit.air import apply_rules
 from fulmen.credit.assign import CreditRule, identical
+from fulmen.credit.baselines import Baseline, grpo
 from fulmen.credit.detect import Predicate
 from fulmen.credit.observe import Observed, observe
 from fulmen.credit.rewards import Placed, homeless, own_rewards, place
@@ -30,9 +31,8 @@ class Crediting:
     """How a run turns rewards into advantages."""
 
     rule: CreditRule = identical
+    baseline: Baseline = grpo
     turns: TurnGroups | None = None
-    scale: bool = True
-    """Divide by the group's standard deviation."""
     rules: Sequence[Rule] = ()
     """Of automatic intermediate rewarding."""
     predicates: Mapping[str, Predicate] = field(default_factory=dict)
@@ -76,7 +76,7 @@ def credit_step(graded: Sequence[Graded], how: Crediting) -> Step:
     counted = [item for item in graded if item.reward is not None]
     items = [_read(item, item.reward, how) for item in counted if item.reward is not None]
     trajectories = [item.trajectory for item in items]
-    credited = credit(trajectories, rule=how.rule, scale=how.scale, turns=how.turns)
+    credited = credit(trajectories, rule=how.rule, baseline=how.baseline, turns=how.turns)
     return Step(
         credited=credited,
         rewards=[reward for item in items for reward in item.ruled],
