@@ -261,10 +261,17 @@ LONG = [
 def test_families_are_trained_on_trees_sliding_windows_and_experts_included(kind, config, changes):
     model = make(kind, config, **changes)
     want, gradient = alone(model, LONG)
-    assert layout_for(model) == ("tree", "")
+    assert layout_for(model) == ("auto", "")
     got, own, _ = loss_and_gradient(model, LONG)
     assert got == pytest.approx(want, rel=1e-5)
     assert_same(own, gradient)
+
+
+def test_trees_are_taken_where_they_pay_and_rows_where_nothing_is_shared():
+    shared = [credited((1,) * 30 + (n,), (2, 3), call_id=str(n)) for n in range(2, 6)]
+    apart = [credited((n,) * 30, (2, 3), call_id=str(n)) for n in range(2, 6)]
+    assert batch_of(shared, layout="auto").attention is not None
+    assert batch_of(apart, layout="auto").attention is None
 
 
 def test_a_family_with_attention_sinks_is_refused_in_words_and_trained_on_chains():

@@ -16,7 +16,7 @@ _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2}
 
 
 def layout_for(model: PreTrainedModel) -> tuple[Layout, str]:
-    """The layout for a model: trees, or else chains and the reason in words.
+    """The layout for a model: trees where they pay, or else chains and the reason in words.
 
     The same three sequences are scored both ways. A family whose attention ignores the tree, keeps
     a state that is no attention, or wants something that trees do not know is found out here and
@@ -25,7 +25,7 @@ def layout_for(model: PreTrainedModel) -> tuple[Layout, str]:
     if reason := _refusal(model):
         family = getattr(model.config, "model_type", type(model).__name__)
         return "chain", f"{family} is trained on plain sequences: {reason}"
-    return "tree", ""
+    return "auto", ""
 
 
 def _refusal(model: PreTrainedModel) -> str:
