@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Two OpenMP pools that spin on two cores bring each other to a halt.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: help setup demo experiment-calc experiment-sql experiment-rag test check test-base test-clients test-frameworks fmt bench bench-engine bench-learner bench-gateway bench-tracing lock clean
+.PHONY: help setup demo experiment-calc experiment-sql experiment-rag ablation test check test-base test-clients test-frameworks fmt bench bench-engine bench-learner bench-gateway bench-tracing lock clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -36,6 +36,9 @@ demo: $(STAMP) ## watch a calculator agent learn; SEED=2 STEPS=20 change it
 
 experiment-calc experiment-sql experiment-rag: experiment-%: $(STAMP) ## the paper's experiments in mini form; SEEDS=1 VARIANT=air change them
 	@$(PY) examples/experiment.py $* $(if $(SEEDS),--seeds $(SEEDS)) $(if $(VARIANT),--variant $(VARIANT)) $(if $(STEPS),--steps $(STEPS))
+
+ablation: $(STAMP) ## steps to a fixed success, by way of crediting; NAMES="calc sql" SEEDS=1 VARIANTS="identical air" change it
+	@$(PY) examples/ablation.py $(NAMES) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(VARIANTS),--variants $(VARIANTS))
 
 test: check test-base test-clients ## lint, types, and all tests, with those frameworks that train here
 	@$(MAKE) --no-print-directory test-frameworks FRAMEWORKS="langgraph openai-agents autogen pydantic-ai"

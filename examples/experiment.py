@@ -7,21 +7,14 @@ the runs shows their curves.
 """
 
 import argparse
-import importlib.util
 import json
-import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
-HERE = Path(__file__).resolve().parent
-GOALS = {"calc": 0.77, "sql": 0.56, "rag": 0.35}
-"""Success that each is to reach, held out."""
-WINDOW = 10
-"""Steps over which training success is averaged."""
+from trial import GOALS, command, free, load, read_metrics, steps_to, train_success, variants
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,67 +30,22 @@ class Curve:
     peak_mb: float
 
 
-def load(name: str) -> ModuleType:
-    """The recipe of an example: `recipe()` and `prepare()`."""
-    folder = HERE / name
-    sys.path.insert(0, str(folder))
-    location = importlib.util.spec_from_file_location(f"{name}_recipe", folder / "recipe.py")
-    assert location is not None
-    assert location.loader is not None
-    module = importlib.util.module_from_spec(location)
-    location.loader.exec_module(module)
-    return module
-
-
-def variants(name: str) -> dict[str, dict[str, object]]:
-    """Settings that the ablation changes, by the name of the variant."""
-    return {
-        "identical": {},
-        "air": {"air": HERE / name / "air.toml"},
-        "discounted": {"credit": "discounted"},
-        "turn-group": {"credit": "turn-group"},
-    }
-
-
-def train(settings: dict[str, object], out: Path) -> None:
-    """Run `fulmen train`, with its display on this terminal."""
-    flags = [
-        part
-        for key, value in ({**settings, "out": out, "if-exists": "new"}).items()
-        for part in (f"--{key}", str(value))
-    ]
-    command = [sys.executable, "-m", "fulmen.cli.main", "train", *flags]
-    subprocess.run(command, check=True)  # noqa: S603 - settings of our own
-
-
 def read(run: Path, seed: int) -> Curve:
     """What a run wrote down."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    metrics = read_metrics(run)
     summary = json.loads((run / "summary.json").read_text())
 
     def evals(mode: str) -> list[tuple[int, float]]:
-        return [(line["step"], line["success"]) for line in lines if line.get("eval") == mode]
+        return [(line["step"], line["success"]) for line in metrics if line.get("eval") == mode]
 
     return Curve(
         seed,
         evals("greedy"),
         evals("sampled"),
-        [line.get("reward/success", 0.0) for line in lines if "eval" not in line],
+        train_success(metrics),
         summary["train_seconds"],
         summary["peak_mb"],
     )
-
-
-def steps_to(train: Sequence[float], goal: float) -> int | None:
-    """The first step at which the mean of the last ten reaches the goal; None if none does.
-
-    >>> steps_to([0.0] * 10 + [1.0] * 10, 0.5)
-    15
-    """
-    for step in range(WINDOW, len(train) + 1):
-        if statistics.fmean(train[step - WINDOW : step]) >= goal:
-            return step
-    return None
 
 
 def report(name: str, variant: str, curve: Curve) -> None:
@@ -152,11 +100,9 @@ def main() -> int:
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         settings = {**example.recipe(), **variants(name)[variant], "seed": seed}
         settings["steps"] = options.steps or settings["steps"]
-        out = options.runs / f"{name}-{variant}-seed{seed}"
-        before = set(options.runs.glob(f"{out.name}*"))
-        train(settings, out)
-        made = set(options.runs.glob(f"{out.name}*")) - before
-        curves.append(read(max(made, key=lambda path: path.stat().st_mtime), seed))
+        out = free(options.runs / f"{name}-{variant}-seed{seed}")
+        subprocess.run(command(settings, out), check=True)  # noqa: S603 - settings of our own
+        curves.append(read(out, seed))
         report(name, variant, curves[-1])
     picture = options.runs / f"{name}-{variant}.png"
     draw(picture, f"{name}, {variant}", GOALS[name], curves)

@@ -53,6 +53,13 @@ def rag() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def scripts() -> Iterator[None]:
+    """The scripts that all examples share can be imported by name."""
+    with modules_of(ROOT / "examples"):
+        yield
+
+
 @pytest.fixture(scope="session")
 def tokenizer():
     """The tiny model's tokenizer: byte-level, with Qwen3's special tokens."""
