@@ -1,13 +1,21 @@
-"""Learner throughput beside a plain training step: `make bench-learner`.
+"""A training step three ways: `make bench-learner`.
 
-The work: one step on multi-turn rollouts (prompt 60 tokens; each turn samples 12 and observes 15),
-a model of Calc-mini's size. The peer does what a single-turn trainer does with transitions: one
-padded row a call, logits of every position, the same loss. Both count the tokens of all
-transitions as done, so the figure says how fast rollouts are learned from, however that is done.
+Transition-level, as a single-turn trainer does it: one padded row a call, logits of every position,
+the same loss. Chains: what continues is merged, each rollout for itself. Trees: every distinct
+position once. The work is synthetic (one group of 8 rollouts, prompt 60 tokens, each turn samples
+12 and observes 15) and recorded (one step of each mini experiment, 16 groups of 8 rollouts, sampled
+by its base model). All count the tokens of all transitions as done, so the figures say how fast
+rollouts are learned from, however that is done.
+
+python learner.py [--turns 2 5] [--agents calc] [--pairs 5]
 """
 
+import argparse
 import random
+from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 from fulmen.engine.platform import prepare_process
@@ -16,21 +24,25 @@ prepare_process(threads=1)
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
+from fulmen.engine.pytorch.attention import prepare
+from fulmen.learner.batch import Layout
 from fulmen.learner.learner import Learner
 from fulmen.learner.losses import clipped_surrogate
 from fulmen.learner.objective import Objective
 from fulmen.learner.optimiser import Optimiser, OptimiserConfig
 from fulmen.learner.terms import Terms
 from fulmen.schema.records import Credited, Transition
-from results import alternate, result
+from recorded import EXAMPLES, recorded
+from results import result, together
 
-PROMPT, SAMPLED, OBSERVED, ROLLOUTS, VOCABULARY = 60, 12, 15, 64, 600
+PROMPT, SAMPLED, OBSERVED, ROLLOUTS, VOCABULARY = 60, 12, 15, 8, 600
 BUDGET = 8192
 
 
-def model() -> Qwen3ForCausalLM:
+def small_model() -> Qwen3ForCausalLM:
+    """Of Calc-mini's size."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCABULARY,
@@ -46,16 +58,16 @@ def model() -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config).eval()
 
 
-def transitions(turns: int, seed: int) -> list[Credited]:
-    """Random rollouts; advantages of both signs."""
-    rng = random.Random(seed)
+def synthetic(turns: int) -> list[Credited]:
+    """A group of random rollouts with a common prompt; advantages of both signs."""
+    rng = random.Random(turns)
 
     def tokens(count: int) -> tuple[int, ...]:
         return tuple(rng.randrange(VOCABULARY) for _ in range(count))
 
-    found = []
+    found, prompt = [], tokens(PROMPT)
     for rollout in range(ROLLOUTS):
-        context, advantage = tokens(PROMPT), rng.gauss(0, 1)
+        context, advantage = prompt, rng.gauss(0, 1)
         for turn in range(turns):
             completion = tokens(SAMPLED)
             transition = Transition(
@@ -68,7 +80,7 @@ def transitions(turns: int, seed: int) -> list[Credited]:
                 temperature=1.0,
                 version=0,
             )
-            found.append(Credited(transition=transition, advantage=advantage))
+            found.append(Credited(transition=transition, advantage=advantage, group="g"))
             context = context + completion + tokens(OBSERVED)
     return found
 
@@ -85,15 +97,18 @@ class Rows(NamedTuple):
     advantages: torch.Tensor
 
 
-def rows_of(items: list[Credited]) -> list[Rows]:
+def rows_of(items: Sequence[Credited]) -> list[Rows]:
     """A padded row for every call, whatever they share; rows of similar length together."""
-    ordered = sorted(items, key=lambda item: len(item.transition.prompt_ids))
-    longest = len(ordered[-1].transition.prompt_ids) + SAMPLED
-    size = max(1, BUDGET // longest)
+    ordered = sorted(items, key=_length)
+    size = max(1, BUDGET // _length(ordered[-1]))
     return [_rows(ordered[start : start + size]) for start in range(0, len(ordered), size)]
 
 
-def _rows(items: list[Credited]) -> Rows:
+def _length(item: Credited) -> int:
+    return len(item.transition.prompt_ids) + len(item.transition.completion_ids)
+
+
+def _rows(items: Sequence[Credited]) -> Rows:
     calls = [item.transition for item in items]
     sequences = [torch.tensor(call.prompt_ids + call.completion_ids) for call in calls]
     ids = pad_sequence(sequences, batch_first=True)
@@ -110,11 +125,11 @@ def _rows(items: list[Credited]) -> Rows:
     )
 
 
-def plain_step(policy: Qwen3ForCausalLM, optimiser: Optimiser, items: list[Credited]) -> None:
+def plain_step(model: PreTrainedModel, optimiser: Optimiser, items: Sequence[Credited]) -> None:
     """One row a call, logits everywhere."""
     sampled = sum(len(item.transition.completion_ids) for item in items)
     for rows in rows_of(items):
-        table = torch.log_softmax(policy(input_ids=rows.ids, use_cache=False).logits, -1)
+        table = torch.log_softmax(model(input_ids=rows.ids, use_cache=False).logits, -1)
         chosen = table.flatten(0, 1)[rows.before].gather(1, rows.targets[:, None])[:, 0]
         calls = torch.zeros_like(rows.targets)  # of no account to this loss
         terms = Terms(chosen, rows.logprobs, rows.logprobs, rows.advantages, calls)
@@ -124,31 +139,54 @@ def plain_step(policy: Qwen3ForCausalLM, optimiser: Optimiser, items: list[Credi
     optimiser.step()
 
 
+def learner(model: PreTrainedModel, layout: Layout) -> Learner:
+    return Learner(
+        model,
+        objective=Objective(micro_batch_tokens=BUDGET),
+        optimiser=OptimiserConfig(1e-6),
+        updating=lambda _: nullcontext(),
+        layout=layout,
+    )
+
+
+def compare(name: str, model: PreTrainedModel, items: Sequence[Credited], pairs: int) -> None:
+    """Three ways in turns, and what the layout chosen by itself makes of it."""
+    items = [item for item in items if item.advantage and item.transition.completion_ids]
+    total = sum(map(_length, items))
+    optimiser = Optimiser(model, OptimiserConfig(1e-6))
+    prepare(model)
+    ways = {layout: learner(model, layout) for layout in ("auto", "chain")}
+    computed = {way: one.learn(items)["learn/computed_tokens"] for way, one in ways.items()}
+    seconds = together(
+        {way: partial(one.learn, items) for way, one in ways.items()}
+        | {"transitions": partial(plain_step, model, optimiser, items)},
+        rounds=pairs,
+    )
+    peer = {"peer": "transition-level step", "peer_value": total / seconds["transitions"]}
+    result(f"learner.tree_speedup.{name}", total / seconds["auto"], "tok/s", **peer)
+    result(f"learner.tokens_saved.{name}", total / computed["auto"], "x")
+    result(
+        f"learner.tree_vs_chain.{name}",
+        total / seconds["auto"],
+        "tok/s",
+        peer="chains",
+        peer_value=total / seconds["chain"],
+    )
+    result(f"learner.tokens_saved_vs_chain.{name}", computed["chain"] / computed["auto"], "x")
+
+
 def main() -> None:
-    for turns in (1, 2, 5, 10):
-        ours = Learner(
-            model(),
-            objective=Objective(micro_batch_tokens=BUDGET),
-            optimiser=OptimiserConfig(1e-4),
-            updating=lambda _: nullcontext(),
-        )
-        peer = model()
-        optimiser = Optimiser(peer, OptimiserConfig(1e-4))
-        items = transitions(turns, seed=turns)
-        total = sum(len(c.transition.prompt_ids) + SAMPLED for c in items)
-        mine, plain = alternate(
-            lambda _, ours=ours, items=items: ours.learn(items),
-            lambda _, peer=peer, optimiser=optimiser, items=items: plain_step(
-                peer, optimiser, items
-            ),
-        )
-        result(
-            f"learner.tokens_per_s.t{turns}",
-            total / mine,
-            "tok/s",
-            peer="transition-level step",
-            peer_value=total / plain,
-        )
+    parser = argparse.ArgumentParser(description="Time a training step three ways.")
+    parser.add_argument("--turns", type=int, nargs="*", default=[2, 5, 10, 20])
+    parser.add_argument("--agents", nargs="*", default=["calc", "sql", "rag"])
+    parser.add_argument("--pairs", type=int, default=5)
+    options = parser.parse_args()
+    for turns in options.turns:
+        compare(f"t{turns}", small_model(), synthetic(turns), options.pairs)
+    for agent in options.agents:
+        base: Path = EXAMPLES / agent / "base"
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+        compare(agent, model, recorded(agent), options.pairs)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 
 def result(
@@ -59,6 +59,26 @@ def alternate(
             if pair >= 0:
                 kept.append(taken)
     return statistics.median(times[0]), statistics.median(times[1])
+
+
+def together(
+    contestants: Mapping[str, Callable[[], object]], *, rounds: int = 3
+) -> dict[str, float]:
+    """Median CPU seconds of this process for each, all taken in turns; the first round is not
+    counted, and the order turns round every time.
+
+    For work of one thread that waits for nothing this is its wall time on a machine of its own:
+    short steps could not be told apart by wall time where other work is interspersed.
+    """
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    forward = list(contestants)
+    for number in range(rounds + 1):
+        for name in forward if number % 2 else forward[::-1]:
+            started = time.process_time()
+            contestants[name]()
+            if number:
+                times[name].append(time.process_time() - started)
+    return {name: statistics.median(kept) for name, kept in times.items()}
 
 
 def _short(value: float) -> float:

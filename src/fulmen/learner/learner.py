@@ -50,7 +50,8 @@ class Learner:
         """`reference` is the policy that the KL term holds on to; default: `model` as it is now.
 
         `grammars` repeats what tokens were sampled under; needed where calls have a grammar.
-        `layout` is found out if it is not given; `why` then says why it is not trees.
+        `layout` is found out if it is not given, and `why` then says why it is not trees; one that
+        is given is for a model that the engine has prepared.
         """
         self.model = model
         self.version = 0

@@ -12,7 +12,7 @@ from fulmen.engine.grammar import GrammarCompiler, Mask
 from fulmen.engine.pytorch.attention import own_mask
 from fulmen.engine.pytorch.masks import forbid
 from fulmen.learner.batch import MicroBatch
-from fulmen.schema.errors import GrammarError
+from fulmen.schema.errors import GrammarError, ModelError
 
 
 class TokenScores(NamedTuple):
@@ -39,6 +39,7 @@ def score(
 
     Raises:
         GrammarError: a token has a grammar, but there is no compiler for it.
+        ModelError: the batch is a forest, and the model does not follow it.
     """
     masked = any(item.transition.grammar for item in batch.items)
     first, place = _distinct(batch, masked)
@@ -88,12 +89,15 @@ def _forward(module: torch.nn.Module, batch: MicroBatch):  # noqa: ANN202 - tran
     if batch.attention is None:
         return module(input_ids=batch.ids, use_cache=False)
     with own_mask():
-        return module(
+        output = module(
             input_ids=batch.ids,
             position_ids=batch.depths,
             use_cache=False,
             own_attention=batch.attention,
         )
+    if not batch.attention.layers:
+        raise ModelError("the model's attention does not take another in its place")
+    return output
 
 
 def _projects_plainly(model: PreTrainedModel) -> bool:
