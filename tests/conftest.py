@@ -7,8 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from rag import RAG
+
+# How long an example takes says something of the machine's other work, not of the code.
+settings.register_profile("without deadline", deadline=None)
+settings.load_profile("without deadline")
 
 ROOT = Path(__file__).resolve().parents[1]
 CALC = ROOT / "examples" / "calc"
