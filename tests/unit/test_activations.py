@@ -1,6 +1,5 @@
 """Layers computed twice: equal gradients, less kept."""
 
-import contextvars
 import copy
 from typing import Any
 
@@ -80,30 +79,6 @@ def test_without_gradients_layers_run_as_before():
         checkpoint_layers(model)
         assert torch.equal(model(input_ids=IDS).logits, want)
         assert model.generate(IDS[:1, :4], max_new_tokens=3).shape == (1, 7)  # type: ignore[operator]
-
-
-def test_the_second_pass_sees_the_context_of_the_first():
-    factor = contextvars.ContextVar("factor", default=1.0)
-
-    class Scaled(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return (x * factor.get()).square()
-
-    class Model(nn.Module):
-        layers = nn.ModuleList([Scaled()])
-
-        def get_decoder(self) -> nn.Module:
-            return self
-
-    model: Any = Model()
-    checkpoint_layers(model)
-    x = torch.ones(1, requires_grad=True)
-    token = factor.set(3.0)
-    y = model.layers[0](x)
-    factor.reset(token)
-    y.sum().backward()
-    assert x.grad is not None
-    assert x.grad.item() == 18.0
 
 
 def test_a_copy_of_the_model_computes_with_its_own_weights():

@@ -6,7 +6,6 @@ backward pass computes each layer again, a third more work.
 Hugging Face's own switch works in training mode only, which would turn dropout on too.
 """
 
-import contextvars
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -19,8 +18,8 @@ from transformers import PreTrainedModel
 def checkpoint_layers(model: PreTrainedModel) -> None:
     """Let a model's layers compute their activations again in the backward pass.
 
-    Without gradients, as in sampling, nothing changes. Context variables that were set in the
-    forward pass are set in the second one, too, which on a GPU runs in another thread.
+    Without gradients, as in sampling, nothing changes. What a layer is to do differently must be
+    among its arguments: the second computation may be in another thread.
     """
     layers: Any = model.get_decoder().layers
     for layer in layers:
@@ -31,10 +30,5 @@ def checkpoint_layers(model: PreTrainedModel) -> None:
 def _checkpointed(plain: Callable[..., Any], *inputs: Any, **options: Any) -> Any:  # noqa: ANN401 - those of any family's layer
     if not torch.is_grad_enabled():
         return plain(*inputs, **options)
-    context = contextvars.copy_context()
-
-    def run(*again: object) -> object:
-        # A copy, because a context cannot be entered while it is in use.
-        return context.copy().run(plain, *again, **options)
-
+    run = functools.partial(plain, **options)
     return checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=False)

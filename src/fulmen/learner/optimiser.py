@@ -3,7 +3,7 @@
 import weakref
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +51,9 @@ class Optimiser:
     def __init__(self, module: nn.Module, config: OptimiserConfig) -> None:
         self.config = config
         self.steps_done = 0
-        self._live = [p for p in module.parameters() if p.requires_grad]
+        named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._names = list(named)
+        self._live = list(named.values())
         self._masters = [self._master(parameter) for parameter in self._live]
         self._copied = [
             (live, master)
@@ -91,17 +93,20 @@ class Optimiser:
         for parameter in (*self._live, *self._masters):
             parameter.grad = None
 
-    def state(self) -> dict[str, Any]:
-        """Everything `load` needs to go on exactly here."""
-        masters = [master.data for _, master in self._copied]
-        return {"adam": self._adam.state_dict(), "steps": self.steps_done, "masters": masters}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from `state`."""
-        self._adam.load_state_dict(state["adam"])
-        self.steps_done = state["steps"]
-        for (_, master), saved in zip(self._copied, state["masters"], strict=True):
-            master.data.copy_(saved)
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything but `steps_done` that it takes to go on exactly here, to be saved, or to be
+        loaded in place: moments by parameter, and the masters that are copies."""
+        found: dict[str, Tensor] = {}
+        for name, live, master in zip(self._names, self._live, self._masters, strict=True):
+            moments = self._adam.state[master]
+            if not moments:  # as AdamW makes them at its first step
+                moments["step"] = torch.zeros((), device=master.device)
+                moments["exp_avg"] = torch.zeros_like(master)
+                moments["exp_avg_sq"] = torch.zeros_like(master)
+            found |= {f"{kind}.{name}": tensor for kind, tensor in moments.items()}
+            if live is not master:
+                found[f"weight.{name}"] = master.detach()
+        return found
 
     def _master(self, parameter: nn.Parameter) -> nn.Parameter:
         if parameter.dtype == torch.float32 and not self.config.offload:
