@@ -7,8 +7,6 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 from transformers import Qwen3Config, Qwen3ForCausalLM
 

@@ -1,5 +1,7 @@
 """Token scores in chunks against the formula written down at once."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+)
 
+from batches import batch_of, credited
+from fulmen.learner.logprobs import score
 from fulmen.learner.vocabulary import Predictions, TokenScores, token_scores
 
 VOCABULARY, WIDTH = 37, 8
@@ -175,3 +187,32 @@ def test_no_tensor_is_larger_than_a_chunk_of_logits_in_either_pass(masked):
     # The largest but for a mask's bits, of which there are whole words, is the hidden states.
     assert largest.elements <= max(rows * -(-VOCABULARY // 32) * 32, count * WIDTH)
     assert count * VOCABULARY > 4 * largest.elements
+
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "pad_token_id": 0,
+}
+SCALED: dict[str, Any] = {
+    "granite": lambda: GraniteForCausalLM(GraniteConfig(logits_scaling=3.0, **SHAPE)),
+    "gemma2": lambda: Gemma2ForCausalLM(
+        Gemma2Config(final_logit_softcapping=0.5, head_dim=8, **SHAPE)
+    ),
+    "cohere": lambda: CohereForCausalLM(CohereConfig(logit_scale=0.25, **SHAPE)),
+}
+
+
+@pytest.mark.parametrize("family", SCALED)
+def test_families_that_scale_or_cap_their_logits_are_scored_as_they_compute_them(family):
+    torch.manual_seed(0)
+    model = SCALED[family]().eval()
+    ids = (3, 1, 4, 1, 5, 9, 2)
+    got = score(model, batch_of([credited(ids[:3], ids[3:])], layout="chain")).logprobs
+    table = torch.log_softmax(model(input_ids=torch.tensor([ids])).logits[0], -1)
+    want = table[torch.arange(2, 6), torch.tensor(ids[3:])]
+    torch.testing.assert_close(got, want)

@@ -19,11 +19,12 @@ from fulmen.learner.batch import Layout, MicroBatch, lay_out
 from fulmen.learner.checkpoint import load_tensors, save_tensors
 from fulmen.learner.exclusion import select, usable, weighted
 from fulmen.learner.layouts import layout_for
-from fulmen.learner.logprobs import TokenScores, score
+from fulmen.learner.logprobs import score
 from fulmen.learner.metrics import Tally
 from fulmen.learner.objective import Objective
 from fulmen.learner.optimiser import Optimiser, OptimiserConfig
 from fulmen.learner.terms import Terms
+from fulmen.learner.vocabulary import TokenScores
 from fulmen.schema.codec import from_json, to_json
 from fulmen.schema.records import Credited, Record
 
