@@ -17,6 +17,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from fulmen.engine.adapters import AdapterConfig, add_adapter
 from fulmen.engine.base import GenerateRequest
 from fulmen.engine.pytorch.attention import CacheView
 from fulmen.engine.pytorch.dense import DenseForward, supports
@@ -94,6 +95,23 @@ def test_whole_or_in_pieces_it_computes_the_models_logits(family):
         want = model(input_ids=ids).logits
     for cuts in ((), (13,), (13, 29), tuple(range(1, 30))):
         np.testing.assert_allclose(in_pieces(model, ids, cuts), want, atol=2e-5)
+
+
+@pytest.mark.parametrize("family", ["qwen3-tied", "llama-biases"])
+def test_an_adapter_is_added_to_the_weights(family):
+    model = build(family)
+    ids = torch.randint(1, 50, (3, 30))
+    with torch.no_grad():
+        before = model(input_ids=ids).logits
+    add_adapter(model, AdapterConfig(rank=3, alpha=6.0))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0, 0.1)
+        want = model(input_ids=ids).logits
+    assert supports(model)
+    assert (want - before).abs().max() > 0.1
+    np.testing.assert_allclose(in_pieces(model, ids, (13, 29)), want, atol=5e-5)
 
 
 def test_new_weights_are_served_after_a_refresh():

@@ -16,14 +16,17 @@ from transformers import PreTrainedModel
 
 from fulmen.engine.grammar import GrammarCompiler
 from fulmen.learner.batch import Layout, MicroBatch, lay_out
+from fulmen.learner.checkpoint import load_tensors, save_tensors
 from fulmen.learner.exclusion import select, usable, weighted
 from fulmen.learner.layouts import layout_for
-from fulmen.learner.logprobs import TokenScores, score
+from fulmen.learner.logprobs import score
 from fulmen.learner.metrics import Tally
 from fulmen.learner.objective import Objective
 from fulmen.learner.optimiser import Optimiser, OptimiserConfig
 from fulmen.learner.terms import Terms
-from fulmen.schema.records import Credited
+from fulmen.learner.vocabulary import TokenScores
+from fulmen.schema.codec import from_json, to_json
+from fulmen.schema.records import Credited, Record
 
 Updating = Callable[[int], AbstractContextManager[None]]
 """`with updating(version):` holds the engine while weights change and publishes the version."""
@@ -31,6 +34,13 @@ Updating = Callable[[int], AbstractContextManager[None]]
 
 OldLogprobs = dict[int, torch.Tensor]
 """By `id()` of a credited call, (n,) log π_old of its tokens."""
+
+
+class Progress(Record, frozen=True, kw_only=True):
+    """How far a learner has come, as a checkpoint holds it."""
+
+    version: int
+    optimiser_steps: int
 
 
 class Learner:
@@ -201,14 +211,15 @@ class Learner:
     def save(self, folder: Path) -> None:
         """Write weights (Hugging Face format) and optimiser state into an existing folder."""
         self.model.save_pretrained(folder)
-        state = {"optimiser": self._optimiser.state(), "version": self.version}
-        torch.save(state, folder / "learner.pt")
+        save_tensors(folder / "state", self._optimiser.tensors())
+        progress = Progress(version=self.version, optimiser_steps=self._optimiser.steps_done)
+        folder.joinpath("learner.json").write_bytes(to_json(progress))
 
     def load(self, folder: Path) -> None:
         """Take optimiser state and version from `folder`; the weights come with the model."""
-        state = torch.load(folder / "learner.pt", map_location=self._device, weights_only=True)
-        self._optimiser.load(state["optimiser"])
-        self.version = state["version"]
+        load_tensors(folder / "state", self._optimiser.tensors())
+        progress = from_json(Progress, folder.joinpath("learner.json").read_bytes())
+        self.version, self._optimiser.steps_done = progress.version, progress.optimiser_steps
 
 
 def shares(items: Sequence[Credited], parts: int) -> list[list[Credited]]:

@@ -1,8 +1,8 @@
 """Log-probabilities of given tokens under a policy, with gradients."""
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import repeat
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,18 +10,10 @@ from transformers import PreTrainedModel
 
 from fulmen.engine.grammar import GrammarCompiler, Mask
 from fulmen.engine.pytorch.attention import own_mask
-from fulmen.engine.pytorch.masks import forbid
+from fulmen.engine.pytorch.batch import project
 from fulmen.learner.batch import MicroBatch
+from fulmen.learner.vocabulary import Predictions, TokenScores, token_scores
 from fulmen.schema.errors import GrammarError, ModelError
-
-
-class TokenScores(NamedTuple):
-    """Per sampled token, N of them."""
-
-    logprobs: Tensor
-    """(N,) float32, nats, at the temperature the token was sampled with."""
-    entropy: Tensor
-    """(N,) float32, nats, of the distribution it was sampled from."""
 
 
 def score(
@@ -34,8 +26,8 @@ def score(
     """Compute log π(token | prefix) of every sampled token of the batch.
 
     The vocabulary projection runs on the positions that predict sampled tokens, each once for what
-    several calls share. The entropy has a gradient only if asked for: that keeps another table of
-    the vocabulary's width alive. Tokens sampled under a grammar are scored under it.
+    several calls share, and in chunks. Tokens sampled under a grammar are scored under it. The
+    entropy has a gradient only if asked for.
 
     Raises:
         GrammarError: a token has a grammar, but there is no compiler for it.
@@ -43,15 +35,14 @@ def score(
     """
     masked = any(item.transition.grammar for item in batch.items)
     first, place = _distinct(batch, masked)
-    logits = _logits(model, batch, batch.before[first]).float()
-    logits = logits / batch.temperatures[first, None]  # (N', V)
-    if masked:
-        logits = forbid(logits, list(_masks(batch, grammars)))
-    logprobs = torch.log_softmax(logits, dim=-1)
-    chosen = logprobs.gather(1, batch.targets[first, None]).squeeze(1)
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        entropy = -(logprobs.exp() * logprobs).sum(-1)
-    return TokenScores(chosen[place], entropy[place])
+    scores = token_scores(
+        _predictions(model, batch, batch.before[first]),
+        batch.targets[first],
+        batch.temperatures[first],
+        masks=list(_masks(batch, grammars)) if masked else (),
+        entropy_gradient=entropy_gradient,
+    )
+    return TokenScores(scores.logprobs[place], scores.entropy[place])
 
 
 def _distinct(batch: MicroBatch, masked: bool) -> tuple[Tensor, Tensor]:
@@ -77,12 +68,14 @@ def _masks(batch: MicroBatch, grammars: GrammarCompiler | None) -> Iterator[Mask
         yield from grammars.masks(grammar, completion) if grammar else repeat(None, len(completion))
 
 
-def _logits(model: PreTrainedModel, batch: MicroBatch, places: Tensor) -> Tensor:
-    """(N', V) logits at places of the batch, in the model's dtype."""
-    head = model.get_output_embeddings()
-    if head is not None and _projects_plainly(model):
-        return head(_forward(model.get_decoder(), batch).last_hidden_state.flatten(0, 1)[places])
-    return _forward(model, batch).logits.flatten(0, 1)[places]
+def _predictions(model: PreTrainedModel, batch: MicroBatch, places: Tensor) -> Predictions:
+    """What the model predicts at N' places of the batch."""
+    vocabulary = model.config.get_text_config().vocab_size
+    if _projects_by_itself(model):
+        logits = _forward(model, batch).logits.flatten(0, 1)[places]
+        return Predictions(logits, lambda rows: rows, vocabulary)
+    hidden = _forward(model.get_decoder(), batch).last_hidden_state.flatten(0, 1)[places]
+    return Predictions(hidden, partial(project, model), vocabulary)
 
 
 def _forward(module: torch.nn.Module, batch: MicroBatch):  # noqa: ANN202 - transformers' outputs
@@ -100,11 +93,11 @@ def _forward(module: torch.nn.Module, batch: MicroBatch):  # noqa: ANN202 - tran
     return output
 
 
-def _projects_plainly(model: PreTrainedModel) -> bool:
-    """Whether logits are the output embedding of the last hidden state and nothing else.
+def _projects_by_itself(model: PreTrainedModel) -> bool:
+    """Whether logits are made of the last hidden state in a way that `project` does not know.
 
     Families that scale or cap their logits name the number in their configuration.
     """
-    altered = ("final_logit_softcapping", "logit_scale", "logits_scaling", "mup_width_multiplier")
     config = model.config.get_text_config()
-    return not any(getattr(config, name, None) for name in altered)
+    scaled = getattr(config, "mup_width_multiplier", None)
+    return bool(scaled) or model.get_output_embeddings() is None

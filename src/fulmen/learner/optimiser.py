@@ -1,10 +1,13 @@
 """AdamW over float32 master weights, with warm-up, schedule and gradient clipping."""
 
+import weakref
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,8 @@ class OptimiserConfig:
     max_grad_norm: float = 1.0
     weight_decay: float = 0.0
     beta2: float = 0.95
+    offload: bool = False
+    """Masters, moments and gradients live in the CPU's memory, and the step is made there."""
 
     def rate(self, step: int) -> float:
         """Learning rate of the optimiser step `step` (0 is the first).
@@ -35,15 +40,29 @@ class OptimiserConfig:
 
 
 class Optimiser:
-    """Steps a module's parameters in place, keeping float32 masters where they are coarser."""
+    """Steps a module's parameters in place.
+
+    AdamW works on masters in float32: the parameters themselves where they are float32, else copies
+    beside them; with `offload` always copies, in the CPU's memory. A copy takes over its
+    parameter's gradient at the end of every backward pass, so that micro-batches are summed in
+    float32, and gradients stay in the memory of the parameter for no longer than that.
+    """
 
     def __init__(self, module: nn.Module, config: OptimiserConfig) -> None:
         self.config = config
         self.steps_done = 0
-        self._live = [p for p in module.parameters() if p.requires_grad]
-        self._masters = [
-            p if p.dtype == torch.float32 else nn.Parameter(p.detach().float()) for p in self._live
+        named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._names = list(named)
+        self._live = list(named.values())
+        self._masters = [self._master(parameter) for parameter in self._live]
+        self._copied = [
+            (live, master)
+            for live, master in zip(self._live, self._masters, strict=True)
+            if live is not master
         ]
+        for live, master in self._copied:
+            handle = live.register_post_accumulate_grad_hook(partial(_take_gradient, master))
+            weakref.finalize(self, handle.remove)
         self._adam = torch.optim.AdamW(
             self._masters,
             lr=config.learning_rate,
@@ -54,17 +73,16 @@ class Optimiser:
 
     def clip(self) -> float:
         """Shorten the gradient to `max_grad_norm`; returns its length before."""
-        return float(nn.utils.clip_grad_norm_(self._live, self.config.max_grad_norm))
+        norm = nn.utils.clip_grad_norm_(self._masters, self.config.max_grad_norm)
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     def step(self) -> float:
         """Change the weights by the gradients, clear these, and return the learning rate used."""
         rate = self.config.rate(self.steps_done)
         for group in self._adam.param_groups:
             group["lr"] = rate
-        for live, master in self._coarse():
-            master.grad = None if live.grad is None else live.grad.float()
         self._adam.step()
-        for live, master in self._coarse():
+        for live, master in self._copied:
             live.data.copy_(master.data)
         self.zero_grad()
         self.steps_done += 1
@@ -75,18 +93,31 @@ class Optimiser:
         for parameter in (*self._live, *self._masters):
             parameter.grad = None
 
-    def state(self) -> dict[str, Any]:
-        """Everything `load` needs to go on exactly here."""
-        masters = [master.data for _, master in self._coarse()]
-        return {"adam": self._adam.state_dict(), "steps": self.steps_done, "masters": masters}
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything but `steps_done` that it takes to go on exactly here, to be saved, or to be
+        loaded in place: moments by parameter, and the masters that are copies."""
+        found: dict[str, Tensor] = {}
+        for name, live, master in zip(self._names, self._live, self._masters, strict=True):
+            moments = self._adam.state[master]
+            if not moments:  # as AdamW makes them at its first step
+                moments["step"] = torch.zeros((), device=master.device)
+                moments["exp_avg"] = torch.zeros_like(master)
+                moments["exp_avg_sq"] = torch.zeros_like(master)
+            found |= {f"{kind}.{name}": tensor for kind, tensor in moments.items()}
+            if live is not master:
+                found[f"weight.{name}"] = master.detach()
+        return found
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from `state`."""
-        self._adam.load_state_dict(state["adam"])
-        self.steps_done = state["steps"]
-        for (_, master), saved in zip(self._coarse(), state["masters"], strict=True):
-            master.data.copy_(saved)
+    def _master(self, parameter: nn.Parameter) -> nn.Parameter:
+        if parameter.dtype == torch.float32 and not self.config.offload:
+            return parameter
+        home = "cpu" if self.config.offload else parameter.device
+        return nn.Parameter(parameter.detach().to(home, torch.float32, copy=True))
 
-    def _coarse(self) -> list[tuple[Tensor, Tensor]]:
-        pairs = zip(self._live, self._masters, strict=True)
-        return [(live, master) for live, master in pairs if live is not master]
+
+def _take_gradient(master: nn.Parameter, live: Tensor) -> None:
+    """Add a parameter's gradient to its master's, and clear it."""
+    assert live.grad is not None, "the hook runs when a gradient is there"
+    gradient = live.grad.to(master.device, torch.float32)
+    master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+    live.grad = None

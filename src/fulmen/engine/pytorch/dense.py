@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from fulmen.engine.adapters import is_adapted, merged_weight
 from fulmen.engine.pytorch.attention import CacheView
 
 _FAMILIES = {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
@@ -35,9 +36,9 @@ class _Product:
     bias: Tensor | None
 
     @classmethod
-    def of(cls, *layers: nn.Linear) -> "_Product":
-        """Pack some layers with the same input into one."""
-        weight = torch.cat([layer.weight.detach() for layer in layers])
+    def of(cls, *layers: Any) -> "_Product":  # noqa: ANN401 - linear layers, PEFT's among them
+        """Pack some layers with the same input into one, each with its adapter added."""
+        weight = torch.cat([merged_weight(layer) for layer in layers])
         biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
         packed = torch.ops.mkldnn._reorder_linear_weight(weight)
         return cls(packed, torch.cat(biases) if biases else None)
@@ -186,10 +187,14 @@ def supports(model: PreTrainedModel) -> bool:
         and config.hidden_act == "silu"
         and (config.rope_parameters or {}).get("rope_type", "default") in _FIXED_ROPES
         and set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
-        # An adapter (LoRA) wraps or replaces the plain layers; its sum is not in their weights.
-        and all(type(m) is nn.Linear for m in linears)
+        and all(type(m) is nn.Linear or _merges(m) for m in linears)
         and _biases_agree(model)
     )
+
+
+def _merges(layer: Any) -> bool:  # noqa: ANN401 - any layer
+    """Whether a layer is a plain one with a LoRA beside it, which can be added to its weight."""
+    return is_adapted(layer) and type(layer.base_layer) is nn.Linear
 
 
 def _biases_agree(model: Any) -> bool:  # noqa: ANN401 - a model of one of the families
