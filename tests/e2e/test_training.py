@@ -327,3 +327,14 @@ def test_rewards_of_rules_are_stored_counted_and_learned_from(calc, tmp_path):
     assert "no call of 'nobody' in this step" in told[0]
     assert 'reward_weights = { "opened" = 2.0' in Path(out, "config.toml").read_text()
     assert json.loads(Path(out, "summary.json").read_text())["steps"] == 1
+
+
+def test_dynamic_sampling_trains_on_groups_whose_rewards_differ_and_shows_all(calc, tmp_path):
+    out = tmp_path / "run"
+    run(settings(calc, out, tasks_per_step=2, dynamic_sampling=True, workers=16))
+    lines = curve(out)
+    assert max(line["collect/groups"] for line in lines) > 2, "some groups were replaced"
+    for line in lines:
+        kept = (line["collect/rollouts"] - line["collect/left_out"]) / 4
+        assert kept == 2 or line["collect/groups"] == 6
+        assert line["learn/updates"] == (kept > 0)

@@ -226,10 +226,13 @@ def test_an_intermediate_reward_that_is_no_number_is_refused_with_its_rollout():
 @pytest.mark.parametrize(
     ("centred", "message"),
     [
-        (Centred(np.zeros(3), np.ones(2)), "values are not 2 finite numbers"),
-        (Centred(np.array([0.0, math.nan]), np.ones(2)), "values are not 2 finite numbers"),
-        (Centred(np.zeros(2), np.ones(1)), "units are not 2 finite numbers"),
-        (Centred(np.zeros(2), np.array([1.0, 0.0])), "has a unit of 0; units are above 0"),
+        (Centred(np.zeros(3), np.ones(2)), "values of .* are not 2 finite"),
+        (
+            Centred(np.array([0.0, math.nan]), np.ones(2)),
+            "values of .* are not 2 finite",
+        ),
+        (Centred(np.zeros(2), np.ones(1)), "units of .* are not 2 finite"),
+        (Centred(np.zeros(2), np.array([1.0, 0.0])), "gave a unit of 0; units are above 0"),
     ],
 )
 def test_a_baseline_of_ones_own_is_checked(centred, message):

@@ -21,7 +21,7 @@ values = st.fixed_dictionaries(
     optional={
         "group_size": st.integers(2, 64),
         "learning_rate": st.floats(1e-9, 1.0),
-        "scale_advantage": st.booleans(),
+        "dynamic_sampling": st.booleans(),
         "schedule": st.sampled_from(["constant", "linear"]),
         "max_tokens": st.integers(1, 10_000),
         "grader": st.text("xyz.py:", min_size=1),
@@ -65,7 +65,7 @@ def test_flags_win_over_the_file_and_the_origin_of_each_value_is_known(tmp_path)
     ("changes", "message"),
     [
         ({"groupsize": 4}, "there is no setting 'groupsize'; did you mean 'group_size'?"),
-        ({"group_size": 1}, "group_size is 1: input should be greater than or equal to 2"),
+        ({"group_size": 0}, "group_size is 0: input should be greater than or equal to 1"),
         ({"steps": "many"}, "steps is 'many': input should be a valid integer"),
         ({"schedule": "cosine"}, "schedule is 'cosine': input should be 'constant' or 'linear'"),
         ({"model": None}, "model is None"),

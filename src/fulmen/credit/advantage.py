@@ -117,10 +117,11 @@ def _centred(trajectories: Sequence[Trajectory], baseline: Baseline) -> Centred:
     for name, numbers in (("values", values), ("units", units)):
         if numbers.shape != rewards.shape or not np.isfinite(numbers).all():
             raise DataError(
-                f"the baseline's {name} are not {len(rewards)} finite numbers, one per rollout"
+                f"the {name} of the advantage function are not {len(rewards)} finite numbers, "
+                "one per rollout"
             )
     if (units <= 0).any():
-        raise DataError(f"the baseline has a unit of {units.min():g}; units are above 0")
+        raise DataError(f"the advantage function gave a unit of {units.min():g}; units are above 0")
     return Centred(values, units)
 
 

@@ -16,7 +16,7 @@ TokenNumbers = Sequence[Sequence[float]]
 """For each transition one number per completion token; none for a transition not trained."""
 
 TokenRule = Callable[[Trajectory, TokenNumbers | None], list[list[float]]]
-"""From a trajectory and its penalties (≥ 0, as `TokenNumbers`) to the return of every token."""
+"""From a trajectory and what is taken off the reward of its tokens to the return of every token."""
 
 
 def token_rewards(

@@ -16,15 +16,15 @@ from fulmen.schema.errors import AgentError, DataError
 from fulmen.schema.records import JSON
 from fulmen.trainer.events import EvalDone, Event, Listener, RunFinished
 
-_FUNCTIONS = ("agent", "grader", "train")
+_FUNCTIONS = ("agent", "grader", "train", "advantage")
 _TASKS = ("tasks", "val")
 
 
 def train(*, listen: Listener | None = None, **settings: Any) -> RunFinished:  # noqa: ANN401 - see TrainConfig
     """Train the model behind an agent; settings are those of `TrainConfig`.
 
-    `agent`, `grader` and `train` may be functions, `tasks` and `val` any iterables of JSON values,
-    `train` a list of names, `air` a list of `fulmen.Rule`.
+    `agent`, `grader`, `train` and `advantage` may be functions, `tasks` and `val` any iterables of
+    JSON values, `train` a list of names, `air` a list of `fulmen.Rule`.
     `listen` is called with every event of the run.
 
     Raises:

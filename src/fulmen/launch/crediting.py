@@ -1,32 +1,69 @@
 """The settings of credit, made into what the trainer works with."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from fulmen.credit.assign import CreditRule, discounted, identical, last, per_agent, reward_to_go
-from fulmen.credit.baselines import group_mean, grpo
+from fulmen.credit.baselines import (
+    Baseline,
+    Centred,
+    Numbers,
+    batch_mean,
+    group_mean,
+    grpo,
+    maxrl,
+    no_baseline,
+    rloo,
+)
+from fulmen.credit.critic import GAE
+from fulmen.credit.overlong import Overlong
 from fulmen.credit.rules import Rule
 from fulmen.credit.selection import Selector, by_name, every, patterns_of
+from fulmen.credit.tokens import discounted_tokens
 from fulmen.credit.turns import TurnGroups
+from fulmen.credit.whitening import Whitening, as_it_is, over_batch, over_kinds
 from fulmen.launch.air import load_predicates
 from fulmen.runner.agents import load_function
-from fulmen.schema.config import TrainConfig
+from fulmen.schema.config import CRITIC_ADVANTAGES, TrainConfig
 from fulmen.schema.errors import ConfigError, GraderError
 from fulmen.schema.records import Call
 from fulmen.trainer.crediting import Crediting
 from fulmen.trainer.weights import Weights
 
+_BASELINES: Mapping[str, Baseline] = {
+    "grpo": grpo,
+    "group-mean": group_mean,
+    "rloo": rloo,
+    "maxrl": maxrl,
+    "batch-mean": batch_mean,
+    "none": no_baseline,
+}
+_WHITENINGS: Mapping[str, Whitening] = {
+    "none": as_it_is,
+    "batch": over_batch,
+    "task": over_kinds,
+}
+
 
 def make_crediting(config: TrainConfig, rules: Sequence[Rule], weights: Weights) -> Crediting:
     """Raises AgentError if a function cannot be imported, ConfigError if `train` names nobody."""
     patterns, selected = _selection(config.train)
-    turns = None
-    if config.credit == "turn-group":
-        turns = TurnGroups(config.discount, config.turn_weight, config.scale_advantage)
     return Crediting(
         rule=_rule(config),
-        turns=turns,
-        baseline=grpo if config.scale_advantage else group_mean,
+        baseline=_baseline(config.advantage),
+        turns=_turns(config),
+        tokens=(
+            discounted_tokens(config.token_discount)
+            if config.credit == "token-discounted"
+            else None
+        ),
+        whitening=_WHITENINGS[config.whitening],
+        critic=_critic(config),
+        kl_coefficient=config.kl_coefficient if config.kl_in_reward else 0.0,
+        overlong=_overlong(config),
+        task_kind=config.task_kind,
         rules=rules,
         predicates=load_predicates(rules),
         weights=weights,
@@ -35,9 +72,55 @@ def make_crediting(config: TrainConfig, rules: Sequence[Rule], weights: Weights)
     )
 
 
+def _baseline(name: str) -> Baseline:
+    # Critics are given rewards as they are.
+    if name in CRITIC_ADVANTAGES:
+        return no_baseline
+    return _BASELINES.get(name) or _by_own_function(name)
+
+
+def _by_own_function(target: str) -> Baseline:
+    """A user's `function(rewards, groups)`: an array of advantages, or that and one of units."""
+    function = load_function(target, "advantage")
+
+    def baseline(rewards: Numbers, groups: Sequence[str]) -> Centred:
+        try:
+            given = function(rewards.copy(), list(groups))
+            values, units = given if isinstance(given, tuple) else (given, np.ones_like(rewards))
+            return Centred(np.asarray(values, dtype=float), np.asarray(units, dtype=float))
+        except Exception as error:
+            reason = f"{type(error).__name__}({str(error)[:200]!r})"
+            raise GraderError(f"advantage {target} raised {reason}") from error
+
+    return baseline
+
+
+def _turns(config: TrainConfig) -> TurnGroups | None:
+    if config.credit != "turn-group":
+        return None
+    # Both parts of GiGPO have the same divisor: the deviation, or none.
+    return TurnGroups(config.discount, config.turn_weight, scale=config.advantage == "grpo")
+
+
+def _critic(config: TrainConfig) -> GAE | None:
+    match config.advantage:
+        case "gae":
+            return GAE(config.token_discount, config.gae_lambda, "token")
+        case "turn-gae":
+            return GAE(config.discount, config.gae_lambda, "turn")
+        case _:
+            return None
+
+
+def _overlong(config: TrainConfig) -> Overlong | None:
+    if config.overlong_tokens is None:
+        return None
+    return Overlong(config.overlong_tokens, config.overlong_buffer, config.overlong_penalty)
+
+
 def _rule(config: TrainConfig) -> CreditRule:
     match config.credit:
-        case "identical" | "turn-group":
+        case "identical" | "turn-group" | "token-discounted":
             return identical
         case "last":
             return last

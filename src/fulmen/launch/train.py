@@ -25,6 +25,8 @@ from fulmen.trainer.figure import draw_rewards
 from fulmen.trainer.folder import RunFolder, open_folder
 from fulmen.trainer.grading import AgentErrors
 from fulmen.trainer.loop import History, Parts, run_steps
+from fulmen.trainer.rollouts import groups_of
+from fulmen.trainer.tasks import kind_of
 
 
 def train(
@@ -53,6 +55,9 @@ async def _train(
     rules = read_rules(config.air)
     inputs = read_inputs(config, config.val, errors, rules)
     crediting = make_crediting(config, rules, inputs.judge.weights)
+    if config.task_kind is not None:
+        for task in inputs.tasks:
+            kind_of(task, config.task_kind)
     folder, resume = open_folder(config.out, _name(config.agent), config.if_exists)
     with folder, PeakMemory() as peak:
         history = await _history(folder) if resume else History()
@@ -106,7 +111,7 @@ def _learner(config: TrainConfig, policy: ServedPolicy, checkpoint: Path | None)
         policy.loaded.model,
         objective=Objective(
             loss=partial(clipped_surrogate, low=config.clip_low, high=config.clip_high),
-            kl_coefficient=config.kl_coefficient,
+            kl_coefficient=0.0 if config.kl_in_reward else config.kl_coefficient,
             entropy_coefficient=config.entropy_coefficient,
             updates_per_step=config.updates_per_step,
             micro_batch_tokens=config.micro_batch_tokens,
@@ -135,14 +140,16 @@ async def _history(folder: RunFolder) -> History:
     """Where a run stands: its last checkpoint, and the lines written until then."""
     store = open_store(folder.database)
     try:
-        kept = [s for s in await store.steps() if s.checkpoint]
+        steps = await store.steps()
+        kept = [s for s in steps if s.checkpoint]
         saved = [s for s in kept if (folder.path / str(s.checkpoint)).is_dir()]
         step = saved[-1].step if saved else 0
         await store.discard_after(step)
     finally:
         await store.close()
     folder.rewind_metrics(step)
-    history = History(step=step)
+    consumed = [name for record in steps if record.step <= step for name in record.consumed]
+    history = History(step=step, drawn=groups_of(consumed))
     if saved:
         history.checkpoint = folder.path / str(saved[-1].checkpoint)
     for line in folder.read_metrics():

@@ -279,7 +279,8 @@ class StepRecord(Record, frozen=True, kw_only=True):
     version: int
     """Policy version after the step."""
     consumed: tuple[str, ...]
-    """Rollout ids trained on or counted in a baseline; each belongs to exactly one step."""
+    """Rollout ids trained on, counted in a baseline or left out; each belongs to exactly one
+    step."""
     metrics: dict[str, float]
     checkpoint: str | None = None
     """Folder of the checkpoint written with the step, relative to the run."""

@@ -2,28 +2,38 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+
+from msgspec import structs
 
 from fulmen.credit.advantage import credit, share_with_signal
 from fulmen.credit.air import apply_rules
 from fulmen.credit.assign import CreditRule, identical
 from fulmen.credit.baselines import Baseline, grpo
+from fulmen.credit.critic import GAE, credit_with_critic
 from fulmen.credit.detect import Predicate
 from fulmen.credit.observe import Observed, observe
+from fulmen.credit.overlong import Overlong
 from fulmen.credit.rewards import Placed, homeless, own_rewards, place
 from fulmen.credit.rules import Rule
 from fulmen.credit.selection import Selector, every, unmatched
+from fulmen.credit.tokens import TokenNumbers, TokenRule
 from fulmen.credit.tools import OUTCOMES
 from fulmen.credit.trajectory import Dropped, assemble, count_reasons
 from fulmen.credit.turns import TurnGroups, shared_states
-from fulmen.schema.records import Credited, Reward, Trajectory
+from fulmen.credit.whitening import Whitening, as_it_is
+from fulmen.schema.errors import ConfigError
+from fulmen.schema.records import Credited, Reward, Trajectory, Transition
 from fulmen.trainer.events import Note
 from fulmen.trainer.grading import Graded
+from fulmen.trainer.tasks import kind_of
 from fulmen.trainer.weights import MAIN, UNWEIGHTED, Weights
 
 SHOWN_AGENTS = 16
 """More agents than these are counted together: names made of prompts may be one for every task."""
+OVERLONG = "overlong"
+"""Name under which the punishment of a rollout that is too long is kept and shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +43,16 @@ class Crediting:
     rule: CreditRule = identical
     baseline: Baseline = grpo
     turns: TurnGroups | None = None
+    tokens: TokenRule | None = None
+    """Returns of single tokens, in the place of `rule`."""
+    whitening: Whitening = as_it_is
+    critic: GAE | None = None
+    """Advantages from a critic's values, in the place of rule and baseline."""
+    kl_coefficient: float = 0.0
+    """β: what a nat of divergence from the reference is taken off a token's reward."""
+    overlong: Overlong | None = None
+    task_kind: str | None = None
+    """Key of a task's metadata that names its kind; None: all tasks are of one."""
     rules: Sequence[Rule] = ()
     """Of automatic intermediate rewarding."""
     predicates: Mapping[str, Predicate] = field(default_factory=dict)
@@ -42,6 +62,27 @@ class Crediting:
     """What `selected` looks for, if it looks for names."""
     policy: str | None = None
     """Name of what is trained, as calls carry it; None: nothing else answers."""
+
+
+TokenScorer = Callable[[Sequence[Transition]], TokenNumbers]
+"""One number for each completion token of each transition: a forward pass of the learner."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scorers:
+    """What the learner can say of single tokens. None: it has no critic, or no reference."""
+
+    values: TokenScorer | None = None
+    """What the critic foresees just before each token."""
+    kl: TokenScorer | None = None
+    """Estimated divergence of the policy from the reference at each token, nats."""
+
+    def check(self, how: Crediting) -> None:
+        """Raises ConfigError if crediting needs what is not there."""
+        if how.critic is not None and self.values is None:
+            raise ConfigError("this advantage needs a critic", hint="choose one without, say grpo")
+        if how.kl_coefficient and self.kl is None:
+            raise ConfigError("kl_in_reward needs a reference policy", hint="leave it out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,24 +105,53 @@ class _Item:
     placed: Placed
     trajectory: Trajectory
     dropped: list[Dropped]
+    left_out: bool
 
 
-def credit_step(graded: Sequence[Graded], how: Crediting) -> Step:
+NO_SCORERS = Scorers()
+
+
+def credit_step(graded: Sequence[Graded], how: Crediting, scorers: Scorers = NO_SCORERS) -> Step:
     """Rewards to advantages. Every rollout with a reward is in its group's baseline, whether or not
-    its calls can be trained.
+    its calls can be trained, but for groups that are left out as a whole.
 
     Raises:
         GraderError: a predicate raised, or returned something that is no number.
+        DataError: a reward is none, or a task does not say of which kind it is.
     """
     counted = [item for item in graded if item.reward is not None]
     items = [_read(item, item.reward, how) for item in counted if item.reward is not None]
-    trajectories = [item.trajectory for item in items]
-    credited = credit(trajectories, rule=how.rule, baseline=how.baseline, turns=how.turns)
+    kept = [item.trajectory for item in items if not item.left_out]
     return Step(
-        credited=credited,
+        credited=_credit(kept, how, scorers),
         rewards=[reward for item in items for reward in item.ruled],
         metrics=_metrics(items, how),
         notes=[*_unknown_agents(items, how), *_unknown_weights(counted, how)],
+    )
+
+
+def _credit(trajectories: Sequence[Trajectory], how: Crediting, scorers: Scorers) -> list[Credited]:
+    scorers.check(how)
+    trained = [t for trajectory in trajectories for t in trajectory.transitions if t.trained]
+    penalties = None
+    if how.kl_coefficient and scorers.kl is not None:
+        penalties = [[how.kl_coefficient * kl for kl in own] for own in scorers.kl(trained)]
+    if how.critic is not None and scorers.values is not None:
+        return credit_with_critic(
+            trajectories,
+            scorers.values(trained),
+            estimator=how.critic,
+            penalties=penalties,
+            whitening=how.whitening,
+        )
+    return credit(
+        trajectories,
+        rule=how.rule,
+        baseline=how.baseline,
+        turns=how.turns,
+        tokens=how.tokens,
+        penalties=penalties,
+        whitening=how.whitening,
     )
 
 
@@ -97,23 +167,40 @@ def _read(item: Graded, reward: float, how: Crediting) -> _Item:
         selected=how.selected,
         policy=how.policy,
     )
-    return _Item(observed, ruled, placed, trajectory, dropped)
+    if how.task_kind is not None:
+        kind = kind_of(item.result.rollout.task, how.task_kind)
+        trajectory = structs.replace(trajectory, kind=kind)
+    if how.overlong is not None and (punishment := how.overlong(trajectory)):
+        trajectory = structs.replace(trajectory, reward=trajectory.reward + punishment)
+        ruled.append(
+            Reward(
+                rollout_id=trajectory.rollout_id,
+                attempt=item.result.attempt,
+                name=OVERLONG,
+                value=punishment,
+                source="rule",
+            )
+        )
+    return _Item(observed, ruled, placed, trajectory, dropped, left_out=bool(item.left_out))
 
 
 def _metrics(items: Sequence[_Item], how: Crediting) -> dict[str, float]:
     trajectories = [item.trajectory for item in items]
     dropped = [drop for item in items for drop in item.dropped]
     metrics = {
-        "groups/with_signal": share_with_signal(trajectories),
         "credit/shared_states": shared_states(trajectories),
         "credit/homeless_rewards": float(sum(homeless(i.placed, i.trajectory) for i in items)),
     }
+    if how.critic is None:
+        metrics["groups/with_signal"] = share_with_signal(trajectories, how.baseline)
     metrics |= {f"dropped/{why}": float(n) for why, n in count_reasons(dropped).items()}
     if items:
         metrics["reward/intermediate"] = math.fsum(i.placed.total for i in items) / len(items)
-        for name in [rule.reward_name for rule in how.rules]:
+        names = {f"reward/air/{rule.reward_name}": rule.reward_name for rule in how.rules}
+        names |= {f"reward/{OVERLONG}": OVERLONG} if how.overlong else {}
+        for metric, name in names.items():
             values = [r.value for item in items for r in item.ruled if r.name == name]
-            metrics[f"reward/air/{name}"] = math.fsum(values) / len(items)
+            metrics[metric] = math.fsum(values) / len(items)
     outcomes = Counter(use.outcome for item in items for use in item.observed.tools)
     metrics |= {f"tools/{outcome}": float(outcomes[outcome]) for outcome in OUTCOMES if outcomes}
     return metrics | _agent_metrics(items)
@@ -121,7 +208,12 @@ def _metrics(items: Sequence[_Item], how: Crediting) -> dict[str, float]:
 
 def _agent_metrics(items: Sequence[_Item]) -> dict[str, float]:
     """Calls of every agent, and which share of them is trained."""
-    trained = {t.call_id for item in items for t in item.trajectory.transitions if t.trained}
+    trained = {
+        t.call_id
+        for item in items
+        for t in item.trajectory.transitions
+        if t.trained and not item.left_out
+    }
     calls: dict[str, list[bool]] = {}
     for item in items:
         for call in item.observed.calls:

@@ -41,6 +41,9 @@ class Graded:
     excluded: str = ""
     """Why the rollout takes no part: `infrastructure`, `timeout`, `cancelled`, `agent`,
     `not_applicable`; empty if it does."""
+    left_out: str = ""
+    """Why it is not trained although it has a reward: `equal_rewards` in its group, which dynamic
+    sampling replaced by another; empty if it is."""
 
     def rewards(self) -> list[Reward]:
         """As the store keeps them: the reward, and the named parts of a dict."""

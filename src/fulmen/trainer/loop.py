@@ -9,7 +9,7 @@ import math
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -21,13 +21,14 @@ from fulmen.schema.config import TrainConfig
 from fulmen.schema.records import StepRecord, Task
 from fulmen.store.base import Store
 from fulmen.trainer.collect import Collector, Stopwatch
-from fulmen.trainer.crediting import Crediting, credit_step
+from fulmen.trainer.crediting import NO_SCORERS, Crediting, Scorers, credit_step
 from fulmen.trainer.evaluation import measure
 from fulmen.trainer.events import EvalDone, Listener, Progress, StepDone
 from fulmen.trainer.folder import RunFolder
 from fulmen.trainer.grading import Graded
 from fulmen.trainer.health import hacking_notes, refuse_hopeless, refuse_unselected, step_notes
-from fulmen.trainer.rollouts import train_rollouts
+from fulmen.trainer.rollouts import groups_of
+from fulmen.trainer.sampling import collect_step
 from fulmen.trainer.statistics import rollout_metrics
 from fulmen.trainer.tasks import task_order
 
@@ -49,6 +50,7 @@ class Parts:
     listen: Listener
     stop: threading.Event
     """Set: finish this step, keep a checkpoint, and end."""
+    scorers: Scorers = NO_SCORERS
 
 
 @dataclass(slots=True)
@@ -63,6 +65,8 @@ class History:
     last_eval: list[Graded] = field(default_factory=list)
     """The rollouts of the latest greedy evaluation."""
     step: int = 0
+    drawn: int = 0
+    """Tasks taken from the order by the steps so far."""
     checkpoint: Path | None = None
     seconds: float = 0.0
     """Spent in steps and the evaluations between them, all processes of the run together."""
@@ -71,14 +75,13 @@ class History:
 async def run_steps(parts: Parts, history: History) -> None:
     """Train from `history.step` to the last step of the settings, and measure at both ends."""
     config = parts.config
+    parts.scorers.check(parts.crediting)
     if history.step == 0:
         await _evaluate(parts, history, sampled=True)
     before, watch = history.seconds, Stopwatch()
-    tasks = islice(
-        task_order(parts.train_tasks, config.seed), history.step * config.tasks_per_step, None
-    )
+    tasks = islice(task_order(parts.train_tasks, config.seed), history.drawn, None)
     while history.step < config.steps and not parts.stop.is_set():
-        record = await _step(parts, history, list(islice(tasks, config.tasks_per_step)))
+        record = await _step(parts, history, tasks)
         history.seconds = before + watch.seconds
         await _commit(parts, history, record)
         if _evaluation_due(config, history.step):
@@ -97,15 +100,15 @@ def _evaluation_due(config: TrainConfig, step: int) -> bool:
     return config.eval_every > 0 and step % config.eval_every == 0 and step < config.steps
 
 
-async def _step(parts: Parts, history: History, tasks: list[Task]) -> StepRecord:
+async def _step(parts: Parts, history: History, tasks: Iterator[Task]) -> StepRecord:
     """One turn of the loop: the weights change, nothing is on disk yet."""
     config, step, watch = parts.config, history.step + 1, Stopwatch()
-    graded = await parts.collector.collect(train_rollouts(config, step, tasks), "collect", step)
+    graded = await collect_step(parts.collector, config, step, tasks)
     if step == 1 and not parts.val_tasks:
         refuse_hopeless(graded)
     metrics = rollout_metrics(graded, watch.seconds)
     # In a thread, so that heartbeats and the display go on meanwhile.
-    done = await asyncio.to_thread(credit_step, graded, parts.crediting)
+    done = await asyncio.to_thread(credit_step, graded, parts.crediting, parts.scorers)
     if step == 1 and config.train:
         refuse_unselected(done.metrics, config.train)
     await parts.store.add_rewards(done.rewards)
@@ -113,13 +116,15 @@ async def _step(parts: Parts, history: History, tasks: list[Task]) -> StepRecord
         parts.listen(note)
     parts.listen(Progress(phase="learn", step=step, done=0, total=1))
     learned = await asyncio.to_thread(parts.learner.learn, done.credited)
+    consumed = tuple(item.result.rollout.id for item in graded)
     history.step = step
+    history.drawn += groups_of(consumed)
     history.rewards.append(metrics.get("reward/mean", math.nan))
     history.intermediate.append(done.metrics.get("reward/intermediate", 0.0))
     return StepRecord(
         step=step,
         version=parts.learner.version,
-        consumed=tuple(item.result.rollout.id for item in graded),
+        consumed=consumed,
         metrics=metrics | done.metrics | learned | {"time/step_s": watch.seconds},
     )
 

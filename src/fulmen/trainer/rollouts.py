@@ -5,20 +5,34 @@ a crash asks for the same.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from fulmen.schema.config import RunSettings, TrainConfig
 from fulmen.schema.records import Rollout, Sampling, Split, Task
 
 
-def train_rollouts(config: TrainConfig, step: int, tasks: Sequence[Task]) -> list[Rollout]:
-    """`group_size` rollouts of each task; the rollouts of one task are one group."""
+def train_rollouts(
+    config: TrainConfig, step: int, tasks: Sequence[Task], *, first: int = 0
+) -> list[Rollout]:
+    """`group_size` rollouts of each task; the rollouts of one task are one group.
+
+    `first` is the number of the first group, where others of the step were asked before.
+    """
     sampling = Sampling(temperature=config.temperature, top_p=1.0, max_tokens=config.max_tokens)
     return [
         _rollout(config, f"{step:06d}-{place:04d}", sample, task, step, "train", sampling)
-        for place, task in enumerate(tasks)
+        for place, task in enumerate(tasks, start=first)
         for sample in range(config.group_size)
     ]
+
+
+def groups_of(ids: Iterable[str]) -> int:
+    """How many groups these rollouts are of: so many tasks were drawn for them.
+
+    >>> groups_of(["000001-0000-000", "000001-0000-001", "000001-0001-000"])
+    2
+    """
+    return len({name.rpartition("-")[0] for name in ids})
 
 
 def eval_rollouts(

@@ -51,7 +51,9 @@ def rollout_metrics(graded: Sequence[Graded], seconds: float) -> dict[str, float
     sampled = [call for call in calls if call.prompt_ids]  # a model elsewhere tells no tokens
     metrics = {
         "collect/rollouts": float(len(graded)),
+        "collect/groups": float(len({item.result.rollout.group for item in graded})),
         "collect/excluded": float(len(graded) - len(counted)),
+        "collect/left_out": float(sum(bool(item.left_out) for item in graded)),
         "collect/agent_errors": float(sum(item.source == "failure" for item in graded)),
         "collect/retries": float(sum(item.result.attempt - 1 for item in graded)),
         "collect/calls_per_rollout": len(calls) / len(graded) if graded else 0.0,
@@ -69,7 +71,7 @@ def rollout_metrics(graded: Sequence[Graded], seconds: float) -> dict[str, float
         metrics["reward/success"] = success_rate(rewards)
     drifts = Counter(call.drift for call in calls if call.drift is not None)
     metrics |= {f"drift/{kind}": float(count) for kind, count in drifts.items()}
-    return metrics | _parts(counted) | _exclusions(graded)
+    return metrics | _parts(counted) | _reasons(graded)
 
 
 def _parts(graded: Sequence[Graded]) -> dict[str, float]:
@@ -80,13 +82,13 @@ def _parts(graded: Sequence[Graded]) -> dict[str, float]:
     return {f"reward/part/{name}": _mean(found) for name, found in values.items()}
 
 
-def _exclusions(graded: Sequence[Graded]) -> dict[str, float]:
-    result: dict[str, float] = {}
-    for item in graded:
-        if item.excluded:
-            name = f"excluded/{item.excluded}"
-            result[name] = result.get(name, 0.0) + 1.0
-    return result
+def _reasons(graded: Sequence[Graded]) -> dict[str, float]:
+    """How many rollouts take no part or are not trained, for each reason."""
+    excluded = Counter(item.excluded for item in graded if item.excluded)
+    left_out = Counter(item.left_out for item in graded if item.left_out)
+    return {f"excluded/{why}": float(n) for why, n in excluded.items()} | {
+        f"left_out/{why}": float(n) for why, n in left_out.items()
+    }
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -73,6 +73,25 @@ def _check_ids(tasks: Sequence[Task], path: Path) -> None:
         seen[task.id] = number
 
 
+def kind_of(task: Task, key: str) -> str:
+    """The kind of a task, as its metadata names it.
+
+    Raises:
+        DataError: the metadata has no such key, or what it holds is no name.
+
+    >>> kind_of(Task(id="t1", input="1+1?", metadata={"env": "calc"}), "env")
+    'calc'
+    """
+    kind = task.metadata.get(key)
+    if not isinstance(kind, str | int):
+        found = "is not there" if kind is None else f"is {str(kind)[:80]!r}, no name"
+        raise DataError(
+            f"task {task.id!r}: {key!r} of its metadata {found} (task_kind)",
+            hint=f'write "metadata": {{"{key}": "…"}} in its line',
+        )
+    return str(kind)
+
+
 def task_order(tasks: Sequence[Task], seed: int) -> Iterator[Task]:
     """Yield tasks for ever: every task once per pass, each pass shuffled anew from `seed`.
 
