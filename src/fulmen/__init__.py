@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from fulmen.launch.api import train as train
     from fulmen.runner.reward import reward as reward
     from fulmen.schema.config import EvalConfig as EvalConfig
-    from fulmen.schema.config import TrainConfig as TrainConfig
     from fulmen.schema.errors import FulmenError as FulmenError
     from fulmen.schema.records import RolloutResult as RolloutResult
     from fulmen.schema.records import Task as Task
+    from fulmen.schema.training import TrainConfig as TrainConfig
 
 __version__ = "0.1.0"
 
@@ -29,7 +29,7 @@ _PLACES = {
     "RolloutResult": "fulmen.schema.records",
     "Rule": "fulmen.credit.rules",
     "Task": "fulmen.schema.records",
-    "TrainConfig": "fulmen.schema.config",
+    "TrainConfig": "fulmen.schema.training",
     "evaluate": "fulmen.launch.api",
     "reward": "fulmen.runner.reward",
     "train": "fulmen.launch.api",

@@ -11,8 +11,9 @@ import pytest
 import fulmen
 from fulmen.credit.advantage import credit
 from fulmen.credit.assign import example
-from fulmen.schema.config import TrainConfig, make_config
+from fulmen.schema.config import make_config
 from fulmen.schema.records import Outcome, Rollout, Task
+from fulmen.schema.training import TrainConfig
 from fulmen.store.open import open_store
 
 HEAVY = ("torch", "transformers", "sqlalchemy", "starlette", "numpy")

@@ -13,8 +13,9 @@ import pytest
 
 from clients.run import find_node, node_environment
 from fulmen.launch.train import train
-from fulmen.schema.config import TrainConfig, make_config
+from fulmen.schema.config import make_config
 from fulmen.schema.records import RolloutResult
+from fulmen.schema.training import TrainConfig
 from fulmen.store.open import open_store
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from fulmen.launch.train import train
-from fulmen.schema.config import TrainConfig, make_config
+from fulmen.schema.config import make_config
 from fulmen.schema.errors import AgentError
+from fulmen.schema.training import TrainConfig
 
 pytestmark = pytest.mark.e2e
 

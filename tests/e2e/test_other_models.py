@@ -9,8 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from fulmen.launch.train import train
-from fulmen.schema.config import TrainConfig, make_config
+from fulmen.schema.config import make_config
 from fulmen.schema.errors import ConfigError
+from fulmen.schema.training import TrainConfig
 from fulmen.store.open import open_store
 
 pytestmark = pytest.mark.e2e

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from fulmen.launch.train import train
-from fulmen.schema.config import TrainConfig, make_config
+from fulmen.schema.config import make_config
+from fulmen.schema.training import TrainConfig
 
 pytestmark = pytest.mark.e2e
 

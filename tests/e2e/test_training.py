@@ -16,8 +16,9 @@ from transformers import AutoModelForCausalLM
 
 from fulmen.launch.api import evaluate
 from fulmen.launch.train import train
-from fulmen.schema.config import TrainConfig, make_config
+from fulmen.schema.config import make_config
 from fulmen.schema.records import RolloutResult
+from fulmen.schema.training import TrainConfig
 from fulmen.store.open import open_store
 from fulmen.trainer.events import Event, Progress, RunFinished, StepDone
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fulmen.cli.options import load_settings
-from fulmen.schema.config import TrainConfig
+from fulmen.schema.training import TrainConfig
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ from rich.console import Console
 from fulmen.cli.console import JsonDisplay, LiveDisplay, PlainDisplay
 from fulmen.cli.plot import plot, sparkline
 from fulmen.cli.report import closing_lines, final_report
-from fulmen.schema.config import TrainConfig, make_config
+from fulmen.schema.config import make_config
+from fulmen.schema.training import TrainConfig
 from fulmen.trainer.events import (
     EvalDone,
     Note,

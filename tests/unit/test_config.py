@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from fulmen.cli.main import cli
 from fulmen.cli.options import load_settings
 from fulmen.launch.api import _plain, function_name
-from fulmen.schema.config import TrainConfig, make_config
+from fulmen.schema.config import make_config
 from fulmen.schema.errors import AgentError, ConfigError
+from fulmen.schema.training import TrainConfig
 
 NEEDED = {"agent": "a.py:f", "tasks": "t.jsonl", "model": "m"}
 

@@ -9,9 +9,10 @@ from msgspec.structs import replace
 from attempts import call, own_reward, result
 from fulmen.launch.api import _plain
 from fulmen.launch.crediting import make_crediting
-from fulmen.schema.config import ADVANTAGES, CRITIC_ADVANTAGES, TrainConfig, make_config
+from fulmen.schema.config import make_config
 from fulmen.schema.errors import AgentError, ConfigError, DataError, GraderError
 from fulmen.schema.records import Task
+from fulmen.schema.training import ADVANTAGES, CRITIC_ADVANTAGES, TrainConfig
 from fulmen.trainer.crediting import Crediting, Scorers, TokenScorer, credit_step
 from fulmen.trainer.grading import Graded
 from fulmen.trainer.weights import UNWEIGHTED

@@ -12,8 +12,9 @@ from fulmen.cli.main import cli
 from fulmen.credit.rules import Rule
 from fulmen.credit.selection import by_name
 from fulmen.launch.crediting import make_crediting
-from fulmen.schema.config import EvalConfig, TrainConfig, make_config
+from fulmen.schema.config import EvalConfig, make_config
 from fulmen.schema.errors import AgentError, ConfigError, GraderError
+from fulmen.schema.training import TrainConfig
 from fulmen.trainer.crediting import SHOWN_AGENTS, Crediting, credit_step
 from fulmen.trainer.folder import open_folder
 from fulmen.trainer.grading import Graded, grade

@@ -302,7 +302,7 @@ def test_the_shipped_base_is_small():
 
 def test_the_gpu_configuration_is_one_that_fulmen_reads():
     from fulmen.cli.options import load_settings
-    from fulmen.schema.config import TrainConfig
+    from fulmen.schema.training import TrainConfig
 
     loaded = load_settings(TrainConfig, {}, str(RAG / "config-gpu.toml"))
     assert loaded.config.model == "meta-llama/Llama-3.2-3B-Instruct"

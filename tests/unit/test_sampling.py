@@ -14,9 +14,10 @@ from fulmen.credit.critic import GAE
 from fulmen.launch.train import _history
 from fulmen.learner.learner import Learner
 from fulmen.runner.pool import Counters, Pool
-from fulmen.schema.config import TrainConfig, make_config
+from fulmen.schema.config import make_config
 from fulmen.schema.errors import ConfigError, GraderError
 from fulmen.schema.records import Call, Credited, Outcome, StepRecord, Task, VersionSpan
+from fulmen.schema.training import TrainConfig
 from fulmen.store.open import open_store
 from fulmen.store.sqlite import SqliteStore
 from fulmen.trainer.collect import Collector, Judge

@@ -335,7 +335,7 @@ def test_an_item_without_its_database_file_is_refused(spider):
 
 def test_the_configuration_for_a_gpu_is_one_that_fulmen_reads():
     from fulmen.cli.options import load_settings
-    from fulmen.schema.config import TrainConfig
+    from fulmen.schema.training import TrainConfig
 
     loaded = load_settings(TrainConfig, {}, str(SQL / "config-gpu.toml"))
     assert loaded.config.model == "meta-llama/Llama-3.2-3B-Instruct"

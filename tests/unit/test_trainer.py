@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from fulmen.schema.config import EvalConfig, TrainConfig
+from fulmen.schema.config import EvalConfig
 from fulmen.schema.errors import AgentError, ConfigError, DataError, GraderError
 from fulmen.schema.records import Call, Outcome, Rollout, RolloutResult, Task, VersionSpan
+from fulmen.schema.training import TrainConfig
 from fulmen.trainer.folder import open_folder
 from fulmen.trainer.grading import AgentErrors, Graded, check_grader, grade
 from fulmen.trainer.health import refuse_hopeless, step_notes

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from fulmen.cli.options import Loaded, SettingsCommand, load_settings, settings_options
-from fulmen.schema.config import EvalConfig, ServeConfig, TrainConfig
+from fulmen.schema.config import EvalConfig, ServeConfig
 from fulmen.schema.errors import (
     AgentError,
     ConfigError,
@@ -23,6 +23,7 @@ from fulmen.schema.errors import (
     GraderError,
     ModelError,
 )
+from fulmen.schema.training import TrainConfig
 
 _USERS = (ConfigError, DataError, ModelError, AgentError, GraderError)
 """Errors that the user can mend; exit status 2, others 1."""

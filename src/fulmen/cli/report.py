@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fulmen.cli.plot import plot
-from fulmen.schema.config import TrainConfig
+from fulmen.schema.training import TrainConfig
 from fulmen.trainer.events import EvalDone, RunFinished, Sample
 
 _SHORT = 160

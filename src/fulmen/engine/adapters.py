@@ -54,7 +54,7 @@ def add_adapter(model: PreTrainedModel, config: AdapterConfig) -> None:
         ) from error
     lora = LoraConfig(
         r=config.rank,
-        lora_alpha=config.alpha,
+        lora_alpha=config.alpha,  # pyright: ignore[reportArgumentType] - any number will do
         target_modules=list(config.targets) or "all-linear",
         lora_dropout=0.0,
     )

@@ -11,9 +11,10 @@ from typing import Any
 from fulmen.credit.rules import Rule
 from fulmen.launch.evaluate import evaluate as run_evaluation
 from fulmen.launch.train import train as run_training
-from fulmen.schema.config import EvalConfig, TrainConfig, make_config
+from fulmen.schema.config import EvalConfig, make_config
 from fulmen.schema.errors import AgentError, DataError
 from fulmen.schema.records import JSON
+from fulmen.schema.training import TrainConfig
 from fulmen.trainer.events import EvalDone, Event, Listener, RunFinished
 
 _FUNCTIONS = ("agent", "grader", "train", "advantage")

@@ -26,9 +26,9 @@ from fulmen.credit.turns import TurnGroups
 from fulmen.credit.whitening import Whitening, as_it_is, over_batch, over_kinds
 from fulmen.launch.air import load_predicates
 from fulmen.runner.agents import load_function
-from fulmen.schema.config import CRITIC_ADVANTAGES, TrainConfig
 from fulmen.schema.errors import ConfigError, GraderError
 from fulmen.schema.records import Call
+from fulmen.schema.training import CRITIC_ADVANTAGES, TrainConfig
 from fulmen.trainer.crediting import Crediting
 from fulmen.trainer.weights import Weights
 

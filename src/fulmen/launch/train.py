@@ -5,7 +5,6 @@ import os
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from msgspec import convert
@@ -17,7 +16,7 @@ from fulmen.launch.policy import ServedPolicy, load_policy, serve_policy
 from fulmen.launch.rig import read_inputs, running
 from fulmen.runner.agents import check_agent, parse_agent
 from fulmen.schema.codec import to_json
-from fulmen.schema.config import TrainConfig
+from fulmen.schema.training import TrainConfig
 from fulmen.store.open import open_store
 from fulmen.trainer.evaluation import samples_of
 from fulmen.trainer.events import EvalDone, Listener, RunFinished, RunStarted
@@ -100,22 +99,15 @@ async def _train(
 
 def _learner(config: TrainConfig, policy: ServedPolicy, checkpoint: Path | None):  # noqa: ANN202
     """The learner on the engine's own weights, going on from a checkpoint if there is one."""
+    from fulmen.launch.objective import make_objective
     from fulmen.learner.learner import Learner
-    from fulmen.learner.losses import clipped_surrogate
-    from fulmen.learner.objective import Objective
     from fulmen.learner.optimiser import OptimiserConfig
 
     # With a KL term the reference is the model that training began with, not the checkpoint.
     needs_reference = config.kl_coefficient > 0 and checkpoint is not None
     learner = Learner(
         policy.loaded.model,
-        objective=Objective(
-            loss=partial(clipped_surrogate, low=config.clip_low, high=config.clip_high),
-            kl_coefficient=0.0 if config.kl_in_reward else config.kl_coefficient,
-            entropy_coefficient=config.entropy_coefficient,
-            updates_per_step=config.updates_per_step,
-            micro_batch_tokens=config.micro_batch_tokens,
-        ),
+        objective=make_objective(config),
         optimiser=OptimiserConfig(
             learning_rate=config.learning_rate,
             warmup_steps=config.warmup_steps,

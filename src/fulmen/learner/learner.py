@@ -84,7 +84,9 @@ class Learner:
         """
         started = time.perf_counter()
         tally = Tally()
-        parts = shares(credited, self.objective.updates_per_step)
+        fresh = [item for item in credited if not self._stale(item)]
+        tally.add_stale(_sampled(credited) - _sampled(fresh))
+        parts = shares(fresh, self.objective.updates_per_step)
         updates = [share for share in parts if any(map(self._teaches, share))]
         old = self._old_logprobs(updates)
         for index, share in enumerate(updates):
@@ -96,7 +98,7 @@ class Learner:
             self.forward_backward(lessons, weights, tally, old=old, on_policy=index == 0)
             tally.add_update(*self.optim_step())
         return tally.metrics(
-            sampled_tokens=sum(len(item.transition.completion_ids) for item in credited),
+            sampled_tokens=_sampled(credited),
             transition_tokens=sum(
                 len(c.transition.prompt_ids) + len(c.transition.completion_ids) for c in credited
             ),
@@ -194,6 +196,10 @@ class Learner:
             return scores.logprobs.detach()
         return torch.cat([old[id(item)] for item in batch.items])
 
+    def _stale(self, item: Credited) -> bool:
+        limit = self.objective.max_staleness
+        return limit is not None and self.version - item.transition.version > limit
+
     def _teaches(self, item: Credited) -> bool:
         """Whether something can be learned from a call."""
         every = self._reference is not None or self.objective.entropy_coefficient > 0
@@ -220,6 +226,11 @@ class Learner:
         load_tensors(folder / "state", self._optimiser.tensors())
         progress = from_json(Progress, folder.joinpath("learner.json").read_bytes())
         self.version, self._optimiser.steps_done = progress.version, progress.optimiser_steps
+
+
+def _sampled(items: Sequence[Credited]) -> int:
+    """How many tokens they have sampled."""
+    return sum(len(item.transition.completion_ids) for item in items)
 
 
 def shares(items: Sequence[Credited], parts: int) -> list[list[Credited]]:

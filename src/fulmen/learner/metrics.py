@@ -21,6 +21,7 @@ class Tally:
         self._rate = 0.0
         self._computed = 0
         self._unusable = 0
+        self._stale = 0
         self._weights: list[Tensor] = []
 
     def add_tokens(self, policy: PolicyLoss, *, entropy: Tensor, kl: Tensor | None) -> None:
@@ -51,6 +52,10 @@ class Tally:
         self._add("corrected_away", (weights == 0).float())
         self._weights.append(weights)
 
+    def add_stale(self, tokens: int) -> None:
+        """Count tokens of calls that a policy too old has sampled."""
+        self._stale += tokens
+
     def add_unusable(self, tokens: int) -> None:
         """Count tokens that excluded themselves: of calls without a log-probability."""
         self._unusable += tokens
@@ -78,6 +83,7 @@ class Tally:
             result["learn/grad_norm"] = math.fsum(self._grad_norms) / len(self._grad_norms)
             result["learn/learning_rate"] = self._rate
         result |= {
+            "learn/stale_tokens": float(self._stale),
             "learn/unusable_tokens": float(self._unusable),
             "learn/updates": float(len(self._grad_norms)),
             "learn/sampled_tokens": float(sampled_tokens),

@@ -39,3 +39,5 @@ class Objective:
     """Optimiser steps taken on the rollouts of a training step, each on a share of them."""
     micro_batch_tokens: int = 8192
     """Positions of one forward pass, unless a single call has more."""
+    max_staleness: int | None = None
+    """Calls sampled by a policy more versions old than this are left out, and counted."""

@@ -123,14 +123,17 @@ def credit_step(graded: Sequence[Graded], how: Crediting, scorers: Scorers = NO_
     items = [_read(item, item.reward, how) for item in counted if item.reward is not None]
     kept = [item.trajectory for item in items if not item.left_out]
     return Step(
-        credited=_credit(kept, how, scorers),
+        credited=credit_trajectories(kept, how, scorers),
         rewards=[reward for item in items for reward in item.ruled],
         metrics=_metrics(items, how),
         notes=[*_unknown_agents(items, how), *_unknown_weights(counted, how)],
     )
 
 
-def _credit(trajectories: Sequence[Trajectory], how: Crediting, scorers: Scorers) -> list[Credited]:
+def credit_trajectories(
+    trajectories: Sequence[Trajectory], how: Crediting, scorers: Scorers = NO_SCORERS
+) -> list[Credited]:
+    """Advantages of the trained calls of whole groups."""
     scorers.check(how)
     trained = [t for trajectory in trajectories for t in trajectory.transitions if t.trained]
     penalties = None

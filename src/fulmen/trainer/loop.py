@@ -17,8 +17,8 @@ from pathlib import Path
 from msgspec import structs
 
 from fulmen.learner.learner import Learner
-from fulmen.schema.config import TrainConfig
 from fulmen.schema.records import StepRecord, Task
+from fulmen.schema.training import TrainConfig
 from fulmen.store.base import Store
 from fulmen.trainer.collect import Collector, Stopwatch
 from fulmen.trainer.crediting import NO_SCORERS, Crediting, Scorers, credit_step

@@ -7,8 +7,9 @@ a crash asks for the same.
 import hashlib
 from collections.abc import Iterable, Sequence
 
-from fulmen.schema.config import RunSettings, TrainConfig
+from fulmen.schema.config import RunSettings
 from fulmen.schema.records import Rollout, Sampling, Split, Task
+from fulmen.schema.training import TrainConfig
 
 
 def train_rollouts(

@@ -16,8 +16,8 @@ from itertools import islice
 import numpy as np
 
 from fulmen.credit.baselines import EQUAL
-from fulmen.schema.config import TrainConfig
 from fulmen.schema.records import Task
+from fulmen.schema.training import TrainConfig
 from fulmen.trainer.collect import Collector
 from fulmen.trainer.events import Note
 from fulmen.trainer.grading import Graded
