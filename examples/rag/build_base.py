@@ -1,6 +1,6 @@
 """Build the tiny base model of RAG-mini from nothing: tokenizer, weights, warm start.
 
-    python build_base.py --out base            # 8 minutes of one core
+    python build_base.py --out base            # 7 minutes of one core
 
 The warm start teaches the format and the copying of names, never the task. Its conversations search
 for a random word of the question beside a random name, and answer with a name that was found or

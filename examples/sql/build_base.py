@@ -1,6 +1,6 @@
 """Build the tiny base model of SQL-mini from nothing: tokenizer, weights, warm start.
 
-    python build_base.py --out base            # about 11 minutes on a busy core
+    python build_base.py --out base            # 4 minutes of one core
 
 The warm start teaches the format and the copying of words, never the task. Its writer and rewriter
 write a random query of the right kind over the question's words, so the model writes SQL flawlessly
