@@ -332,3 +332,34 @@ def test_tiles_and_flex_attention_equal_a_dense_mask(way, gradients, window):
     assert len(got) == (4 if gradients else 1)
     for one, other in zip(got, want, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def kept_bytes(model, items: Sequence[Credited]) -> int:
+    """Memory that a forward pass keeps for its backward pass, weights aside."""
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        score(model, batch_of(items)).logprobs.sum()
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+def test_memory_grows_with_distinct_positions_and_not_with_calls(model):
+    """Four rollouts of ten calls after a long prompt, beside one sequence as long as their tree."""
+    prompt, calls = (1, 2) * 60, []
+    for rollout in range(4):
+        context = (*prompt, 3 + rollout)
+        for turn in range(10):
+            calls.append(credited(context, (7,) * 4, rollout=str(rollout), call_id=f"{turn}"))
+            context = (*context, *(7,) * 4, 8)
+    (forest,) = plant(calls, 10_000)
+    repeated = sum(len(sequence(call)) for call in calls)
+    assert repeated > 15 * len(forest.ids)
+    one = credited((5,) * (len(forest.ids) - 159), (7,) * 160)
+    assert kept_bytes(model, calls) < 1.15 * kept_bytes(model, [one])
