@@ -1,16 +1,25 @@
 """The paper's three experiments, each in its framework, for one step: who is seen and trained."""
 
+import asyncio
 import importlib.util
 import json
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
+from batches import batches
+from fulmen.credit.trajectory import assemble
+from fulmen.engine.pytorch.attention import prepare
 from fulmen.launch.train import train
+from fulmen.learner.logprobs import score
 from fulmen.schema.config import make_config
 from fulmen.schema.errors import AgentError
+from fulmen.schema.records import Credited, RolloutResult
 from fulmen.schema.training import TrainConfig
+from fulmen.store.open import open_store
 
 pytestmark = pytest.mark.e2e
 
@@ -51,6 +60,60 @@ def one_step(settings: dict[str, object], out: Path, **changes: object) -> dict[
     return json.loads(line)
 
 
+def recorded(run: Path) -> list[Credited]:
+    """The calls of the run's only step, as sampled; advantages of both signs."""
+
+    async def read() -> list[RolloutResult]:
+        store = open_store(run / "run.db")
+        try:
+            (step,) = await store.steps()
+            return await store.results(step.consumed)
+        finally:
+            await store.close()
+
+    calls = [
+        transition
+        for result in asyncio.run(read())
+        for transition in assemble(result, 0.0)[0].transitions
+    ]
+    return [
+        Credited(transition=call, advantage=(-1.0) ** place * (1 + place % 3))
+        for place, call in enumerate(calls)
+    ]
+
+
+def assert_a_tree_trains_what_its_calls_would_alone(name: str, run: Path) -> None:
+    """Loss and gradient of a real step's calls, merged, beside each call through the plain model;
+    and engine and learner agree on every recorded token."""
+    items = recorded(run)
+    model = AutoModelForCausalLM.from_pretrained(EXAMPLES / name / "base", dtype=torch.float32)
+    model.eval()
+    want = 0.0
+    for item in items:
+        prompt, completion = item.transition.prompt_ids, item.transition.completion_ids
+        logits = model(input_ids=torch.tensor([prompt + completion])).logits[0]
+        rows = torch.arange(len(prompt) - 1, len(prompt) + len(completion) - 1)
+        loss = item.advantage * torch.log_softmax(logits, -1)[rows, torch.tensor(completion)].sum()
+        loss.backward()
+        want += loss.item()
+    alone = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    model.zero_grad()
+    prepare(model)
+    got, positions = 0.0, 0
+    for batch in batches(items):
+        scores = score(model, batch)
+        torch.testing.assert_close(scores.logprobs.detach(), batch.logprobs, atol=1e-4, rtol=0)
+        loss = (batch.advantages * scores.logprobs).sum()
+        loss.backward()
+        got += loss.item()
+        positions += batch.positions
+    merged = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    assert got == pytest.approx(want, rel=1e-5)
+    assert float((merged - alone).norm() / alone.norm()) < 1e-5
+    repeated = sum(len(i.transition.prompt_ids + i.transition.completion_ids) for i in items)
+    assert positions < 0.5 * repeated
+
+
 def test_sql_trains_the_writer_and_the_rewriter_and_leaves_the_checker(tmp_path, monkeypatch):
     rules = str(EXAMPLES / "sql" / "air.toml")
     step = one_step(recipe("sql", tmp_path, monkeypatch), tmp_path / "run", air=rules)
@@ -61,6 +124,7 @@ def test_sql_trains_the_writer_and_the_rewriter_and_leaves_the_checker(tmp_path,
     assert step["agent/checker/trained"] == 0.0
     assert step["agent/checker/calls"] >= 16.0
     assert step["collect/excluded"] == 0.0
+    assert_a_tree_trains_what_its_calls_would_alone("sql", tmp_path / "run")
 
 
 def test_rag_s_searches_are_seen_with_their_outcome(tmp_path, monkeypatch):
@@ -72,12 +136,14 @@ def test_rag_s_searches_are_seen_with_their_outcome(tmp_path, monkeypatch):
     assert step.get("tools/unknown", 0.0) == 0.0
     assert step["collect/drifted_calls"] == 0.0
     assert {"reward/part/f1", "reward/part/format"} <= set(step)
+    assert_a_tree_trains_what_its_calls_would_alone("rag", tmp_path / "run")
 
 
 def test_calc_s_agent_and_its_calculator_are_seen(tmp_path, monkeypatch):
     rules = str(EXAMPLES / "calc" / "air.toml")
     step = one_step(recipe("calc", tmp_path, monkeypatch), tmp_path / "run", air=rules)
     assert step["agent/calc/trained"] == 1.0
+    assert_a_tree_trains_what_its_calls_would_alone("calc", tmp_path / "run")
     assert step["tools/ok"] > 0
     assert {"reward/air/calculator-error", "reward/air/repeated_call"} <= set(step)
 
