@@ -21,12 +21,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
-from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoTokenizer
 
 from fulmen.engine.grammar import GrammarCompiler
 from fulmen.engine.pytorch.engine import LocalEngine
@@ -39,6 +38,7 @@ from fulmen.schema.keys import KeyClaims, mint_key
 from fulmen.schema.records import Call
 from fulmen.server.app import make_app
 from fulmen.server.http import Listening
+from models import tiny_model
 
 BASE = Path(__file__).resolve().parents[2] / "examples" / "calc" / "base"
 SECRET = b"only for the tests of the client"
@@ -155,19 +155,8 @@ class Control:
 
 def random_engine(tokenizer: Any, stop_ids: frozenset[int]) -> LocalEngine:
     """Samples from weights that know nothing."""
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=4096,
-    )
-    grammars = GrammarCompiler(tokenizer, config.vocab_size, stop_ids)
-    model = Qwen3ForCausalLM(config).eval()
+    model = tiny_model(vocab_size=len(tokenizer), num_hidden_layers=1, max_position_embeddings=4096)
+    grammars = GrammarCompiler(tokenizer, len(tokenizer), stop_ids)
     return LocalEngine(model, name="random", max_context=4096, grammars=grammars)
 
 

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fulmen.launch.train import train
 from fulmen.schema.config import make_config
 from fulmen.schema.errors import ConfigError
 from fulmen.schema.training import TrainConfig
 from fulmen.store.open import open_store
+from models import tiny_model
 
 pytestmark = pytest.mark.e2e
 
@@ -38,18 +39,8 @@ GRADER = "def score(rollout):\n    return int(rollout.rollout.id[-1]) % 2\n"
 def random_model(folder: Path, base: Path) -> Path:
     """A model folder whose weights know nothing."""
     tokenizer = AutoTokenizer.from_pretrained(base)
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=512,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    model = tiny_model(vocab_size=len(tokenizer), max_position_embeddings=512)
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from msgspec.structs import replace
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
 from batches import batch_of
 from fulmen.credit.advantage import credit
@@ -16,23 +16,12 @@ from fulmen.learner.metrics import Tally
 from fulmen.learner.objective import Objective
 from fulmen.learner.optimiser import OptimiserConfig
 from fulmen.schema.records import Credited, Trajectory, Transition
+from models import tiny_model
 
 
 @pytest.fixture(scope="module")
 def model() -> Qwen3ForCausalLM:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=40,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        max_position_embeddings=128,
-        tie_word_embeddings=True,
-    )
-    return Qwen3ForCausalLM(config).eval()
+    return tiny_model()
 
 
 def turn(model, agent: str, prompt, completion, *, rollout="won", reward=0.0) -> Transition:
@@ -49,7 +38,8 @@ def turn(model, agent: str, prompt, completion, *, rollout="won", reward=0.0) ->
         reward=reward,
     )
     with torch.no_grad():
-        own = score(model, batch_of([Credited(transition=transition, advantage=1.0)])).logprobs
+        item = Credited(transition=transition, advantage=1.0)
+        own = score(model, batch_of([item], layout="chain")).logprobs
     return replace(transition, logprobs=tuple(own.tolist()))
 
 

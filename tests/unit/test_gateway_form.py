@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from batches import batch_of
 from fulmen.credit.trajectory import assemble
@@ -17,6 +16,7 @@ from fulmen.learner.logprobs import score
 from fulmen.schema.errors import GrammarError
 from fulmen.schema.records import Credited, Outcome, Rollout, RolloutResult, Task
 from gateways import Face
+from models import tiny_model
 
 SCHEMA = {
     "type": "object",
@@ -42,20 +42,19 @@ ANTHROPIC = [{"name": name, "input_schema": SCHEMA} for name in ("paint", "count
 @pytest.fixture
 async def face(tokenizer, renderer):
     """A gateway before random weights."""
-    torch.manual_seed(3)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer) + 9,
+    vocabulary = len(tokenizer) + 9
+    model = tiny_model(
+        seed=3,
+        vocab_size=vocabulary,
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
+        tie_word_embeddings=False,
         head_dim=16,
         max_position_embeddings=4096,
         initializer_range=0.3,
     )
-    grammars = GrammarCompiler(tokenizer, config.vocab_size, renderer.stop_ids)
-    model = Qwen3ForCausalLM(config).eval()
+    grammars = GrammarCompiler(tokenizer, vocabulary, renderer.stop_ids)
     engine = LocalEngine(model, name="m", max_context=4096, grammars=grammars)
     made = Face(tokenizer, engine=engine)
     made.model, made.grammars = model, grammars

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast
 
 from batches import batch_of, batches
 from fulmen.engine.base import GenerateRequest
@@ -26,6 +26,7 @@ from fulmen.learner.objective import Objective
 from fulmen.learner.optimiser import OptimiserConfig
 from fulmen.schema.errors import GrammarError
 from fulmen.schema.records import Credited, Transition
+from models import tiny_model
 
 BASE = Path(__file__).parents[2] / "examples/calc/base"
 VOCAB = 500
@@ -55,19 +56,13 @@ def compiler(tokenizer):
 
 @pytest.fixture(scope="module")
 def model():
-    torch.manual_seed(0)
-    config = Qwen3Config(
+    return tiny_model(
         vocab_size=VOCAB,
         hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
         head_dim=16,
-        max_position_embeddings=256,
         initializer_range=0.3,
+        max_position_embeddings=256,
     )
-    return Qwen3ForCausalLM(config).eval()
 
 
 @contextlib.asynccontextmanager
@@ -199,17 +194,7 @@ def test_a_forced_token_has_no_gradient_and_a_free_choice_has(compiler, model, t
 
 
 def test_training_with_an_entropy_bonus_under_a_grammar_stays_finite(compiler, tokenizer):
-    torch.manual_seed(1)
-    config = Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-    )
-    own = Qwen3ForCausalLM(config).eval()
+    own = tiny_model(seed=1, vocab_size=VOCAB, num_hidden_layers=1)
     trainer = Learner(
         own,
         objective=Objective(entropy_coefficient=0.01, kl_coefficient=0.01),

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from msgspec.structs import replace
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
 from batches import batch_of, credited
 from fulmen.learner.learner import Learner, shares
@@ -17,23 +17,12 @@ from fulmen.learner.metrics import Tally
 from fulmen.learner.objective import Objective
 from fulmen.learner.optimiser import OptimiserConfig
 from fulmen.schema.records import Credited
+from models import tiny_model
 
 
 @pytest.fixture
 def model() -> Qwen3ForCausalLM:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=40,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        max_position_embeddings=128,
-        tie_word_embeddings=True,
-    )
-    return Qwen3ForCausalLM(config).eval()
+    return tiny_model()
 
 
 def conversation(rollout="r", advantage=1.0) -> list[Credited]:
@@ -86,7 +75,7 @@ def test_log_probabilities_equal_a_plain_forward_at_the_sampling_temperature(mod
 
 
 def test_entropy_is_that_of_the_sampling_distribution(model):
-    batch = batch_of([credited((1, 2), (3,))])
+    batch = batch_of([credited((1, 2), (3,))], layout="chain")
     table = torch.log_softmax(model(input_ids=torch.tensor([[1, 2]])).logits[0, -1], -1)
     want = -sum(math.exp(v) * v for v in table.tolist())
     assert score(model, batch).entropy.item() == pytest.approx(want, rel=1e-5)
