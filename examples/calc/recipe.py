@@ -1,6 +1,10 @@
 """The recipe of Calc-mini; measured figures are in README.md and docs/experiments.md."""
 
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from shared import SETTINGS
 
 HERE = Path(__file__).resolve().parent
 
@@ -12,18 +16,13 @@ def prepare() -> None:
 def recipe() -> dict[str, object]:
     """Settings of `fulmen train`: 160 steps of 16 × 8 rollouts."""
     return {
+        **SETTINGS,
         "agent": f"{HERE}/agent.py:solve",
         "tasks": HERE / "train.jsonl",
         "val": HERE / "val.jsonl",
         "grader": f"{HERE}/grader.py:score",
         "model": HERE / "base",
         "steps": 160,
-        "workers": 64,
-        "tasks-per-step": 16,
-        "group-size": 8,
-        "learning-rate": 1e-3,
-        "schedule": "linear",
-        "entropy-coefficient": 0.005,
         "max-tokens": 48,
         "eval-every": 40,
     }

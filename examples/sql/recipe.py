@@ -1,8 +1,12 @@
 """The recipe of SQL-mini; measured figures are in README.md and docs/experiments.md."""
 
+import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tasks import write_tasks
+
+from shared import SETTINGS
 
 HERE = Path(__file__).resolve().parent
 TASKS = Path("runs/sql-tasks")
@@ -19,6 +23,7 @@ def prepare() -> None:
 def recipe() -> dict[str, object]:
     """Settings of `fulmen train`: 16 × 8 rollouts a step."""
     return {
+        **SETTINGS,
         "agent": f"{HERE}/agent.py:solve",
         # As in the paper: the checker stays as it is.
         "train": "writer,rewriter",
@@ -27,12 +32,6 @@ def recipe() -> dict[str, object]:
         "grader": f"{HERE}/grader.py:score",
         "model": HERE / "base",
         "steps": 200,
-        "workers": 64,
-        "tasks-per-step": 16,
-        "group-size": 8,
-        "learning-rate": 1e-3,
-        "schedule": "linear",
-        "entropy-coefficient": 0.005,
         "max-tokens": 32,
         "eval-every": 40,
     }
