@@ -19,7 +19,7 @@ from fulmen.schema.codec import to_json
 from fulmen.schema.training import TrainConfig
 from fulmen.store.open import open_store
 from fulmen.trainer.evaluation import samples_of
-from fulmen.trainer.events import EvalDone, Listener, RunFinished, RunStarted
+from fulmen.trainer.events import EvalDone, Listener, Note, RunFinished, RunStarted
 from fulmen.trainer.figure import draw_rewards
 from fulmen.trainer.folder import RunFolder, open_folder
 from fulmen.trainer.grading import AgentErrors
@@ -78,6 +78,8 @@ async def _train(
                     gateway=rig.url,
                 )
             )
+            if learner.why:
+                listen(Note(level="info", code="layout", text=learner.why))
             parts = Parts(
                 config=config,
                 folder=folder,
