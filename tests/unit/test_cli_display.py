@@ -7,7 +7,7 @@ import re
 import pytest
 from rich.console import Console
 
-from fulmen.cli.console import JsonDisplay, LiveDisplay, PlainDisplay
+from fulmen.cli.console import JsonDisplay, LiveDisplay, PlainDisplay, metrics_line
 from fulmen.cli.plot import plot, sparkline
 from fulmen.cli.report import closing_lines, final_report
 from fulmen.schema.config import make_config
@@ -78,6 +78,13 @@ def test_plain_output_has_no_control_characters_and_a_line_an_event():
     assert lines[2].startswith("step 3: reward 0.250")
     assert lines[2].endswith("ETA 1 min 35 s")
     assert [line for line in lines if "all the same" in line] == ["warning: all the same"]
+
+
+def test_rollouts_that_dynamic_sampling_left_out_are_shown_where_there_are_any():
+    counts = {"collect/rollouts": 40.0, "collect/left_out": 0.0}
+    assert metrics_line(METRICS | counts) == "signal 50%  s 2.0"
+    counts["collect/left_out"] = 16.0
+    assert metrics_line(METRICS | counts) == "left out 16 of 40  signal 50%  s 2.0"
 
 
 def test_plain_output_tells_progress_only_now_and_then():

@@ -235,9 +235,10 @@ def metrics_line(metrics: dict[str, float]) -> str:
         ("len", "collect/completion_tokens", "{:.0f}"),
         ("s", "time/step_s", "{:.1f}"),
     )
-    return "  ".join(
-        f"{name} {form.format(metrics[key])}" for name, key, form in shown if key in metrics
-    )
+    line = [f"{name} {form.format(metrics[key])}" for name, key, form in shown if key in metrics]
+    if left_out := metrics.get("collect/left_out"):
+        line.insert(0, f"left out {left_out:.0f} of {metrics['collect/rollouts']:.0f}")
+    return "  ".join(line)
 
 
 def duration(seconds: float) -> str:
