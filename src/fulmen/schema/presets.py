@@ -43,6 +43,7 @@ PRESETS: Mapping[str, Mapping[str, Setting]] = MappingProxyType(
         # arXiv 2501.03262: no groups; k1 in the reward of each token, whitening over the batch.
         "reinforce++": {
             "advantage": "none",
+            "credit": "reward-to-go",
             "whitening": "batch",
             "loss": "clip",
             "clip_low": 0.2,
@@ -76,6 +77,7 @@ PRESETS: Mapping[str, Mapping[str, Setting]] = MappingProxyType(
         # The same with a call as the action.
         "turn-ppo": {
             "advantage": "turn-gae",
+            "discount": 1.0,
             "whitening": "batch",
             "loss": "clip",
             "clip_low": 0.2,
