@@ -140,13 +140,14 @@ def plain_step(model: PreTrainedModel, optimiser: Optimiser, items: Sequence[Cre
 
 
 def learner(model: PreTrainedModel, layout: Layout) -> Learner:
-    return Learner(
+    made = Learner(
         model,
         objective=Objective(micro_batch_tokens=BUDGET),
         optimiser=OptimiserConfig(1e-6),
         updating=lambda _: nullcontext(),
-        layout=layout,
     )
+    made.layout = layout
+    return made
 
 
 def compare(name: str, model: PreTrainedModel, items: Sequence[Credited], pairs: int) -> None:

@@ -7,8 +7,9 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from fulmen.launch.crediting import make_crediting
+from fulmen.launch.crediting import make_crediting, make_scorers
 from fulmen.launch.objective import make_objective
+from fulmen.learner.critic import Critic, OwnCritic, SharedCritic
 from fulmen.learner.learner import Learner
 from fulmen.learner.optimiser import OptimiserConfig
 from fulmen.learner.terms import PolicyLoss, Terms
@@ -16,8 +17,8 @@ from fulmen.schema.config import make_config
 from fulmen.schema.errors import ConfigError
 from fulmen.schema.presets import PRESETS
 from fulmen.schema.records import Trajectory, Transition
-from fulmen.schema.training import TrainConfig
-from fulmen.trainer.crediting import Scorers, credit_trajectories
+from fulmen.schema.training import CRITIC_ADVANTAGES, TrainConfig
+from fulmen.trainer.crediting import credit_trajectories
 from fulmen.trainer.weights import UNWEIGHTED
 
 NEEDED = {"agent": "a.py:f", "tasks": "t.jsonl", "model": "m"}
@@ -128,13 +129,22 @@ def bandit_model() -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(shape).eval()
 
 
-WITHOUT_CRITIC = [name for name in PRESETS if "gae" not in str(PRESETS[name]["advantage"])]
+def critic_of(settings: TrainConfig, policy: Qwen3ForCausalLM) -> Critic | None:
+    if settings.advantage not in CRITIC_ADVANTAGES:
+        return None
+    if settings.critic == "shared":
+        return SharedCritic(policy, coefficient=settings.value_coefficient)
+    return OwnCritic(bandit_model(), optimiser=OptimiserConfig(learning_rate=0.01))
 
 
-@pytest.mark.parametrize("name", WITHOUT_CRITIC)
-def test_the_algorithm_learns_which_token_is_rewarded(name):
+CASES = [(name, {}) for name in PRESETS]
+CASES += [(name, {"critic": "shared"}) for name in ("ppo", "turn-ppo")]
+
+
+@pytest.mark.parametrize(("name", "changes"), CASES)
+def test_the_algorithm_learns_which_token_is_rewarded(name, changes):
     """Seeded; the chance of the good token is one in ten at first."""
-    settings = config(algorithm=name, group_size=8, tasks_per_step=4)
+    settings = config(algorithm=name, group_size=8, tasks_per_step=4, **changes)
     bandit = Bandit(bandit_model(), seed=0)
     before = float(bandit.chance()[GOOD])
     learner = Learner(
@@ -142,9 +152,10 @@ def test_the_algorithm_learns_which_token_is_rewarded(name):
         objective=make_objective(settings),
         optimiser=OptimiserConfig(learning_rate=0.01),
         updating=lambda _: nullcontext(),
+        critic=critic_of(settings, bandit.model),
     )
     crediting = make_crediting(settings, (), UNWEIGHTED)
-    scorers = Scorers(kl=lambda calls: [[0.0] * len(call.completion_ids) for call in calls])
+    scorers = make_scorers(settings, learner)
     for _ in range(40):
         learner.learn(credit_trajectories(bandit.rollouts(learner.version), crediting, scorers))
     assert before < 0.2

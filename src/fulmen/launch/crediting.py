@@ -25,11 +25,12 @@ from fulmen.credit.tokens import discounted_tokens
 from fulmen.credit.turns import TurnGroups
 from fulmen.credit.whitening import Whitening, as_it_is, over_batch, over_kinds
 from fulmen.launch.air import load_predicates
+from fulmen.learner.learner import Learner
 from fulmen.runner.agents import load_function
 from fulmen.schema.errors import ConfigError, GraderError
 from fulmen.schema.records import Call
 from fulmen.schema.training import CRITIC_ADVANTAGES, TrainConfig
-from fulmen.trainer.crediting import Crediting
+from fulmen.trainer.crediting import Crediting, Scorers
 from fulmen.trainer.weights import Weights
 
 _BASELINES: Mapping[str, Baseline] = {
@@ -69,6 +70,14 @@ def make_crediting(config: TrainConfig, rules: Sequence[Rule], weights: Weights)
         weights=weights,
         selected=selected,
         patterns=patterns,
+    )
+
+
+def make_scorers(config: TrainConfig, learner: Learner) -> Scorers:
+    """What crediting asks of the learner."""
+    return Scorers(
+        values=learner.values if config.advantage in CRITIC_ADVANTAGES else None,
+        kl=learner.kl if config.kl_in_reward else None,
     )
 
 

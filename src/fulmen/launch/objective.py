@@ -21,6 +21,7 @@ def make_objective(config: TrainConfig) -> Objective:
         old=config.old_logprobs,
         kl=_kl(config),
         kl_coefficient=0.0 if config.kl_in_reward else config.kl_coefficient,
+        kl_in_reward=config.kl_in_reward,
         entropy_coefficient=config.entropy_coefficient,
         updates_per_step=config.updates_per_step,
         micro_batch_tokens=config.micro_batch_tokens,

@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec import convert
 
 from fulmen.launch.air import read_rules
-from fulmen.launch.crediting import make_crediting
+from fulmen.launch.crediting import make_crediting, make_scorers
 from fulmen.launch.memory import PeakMemory
 from fulmen.launch.policy import ServedPolicy, load_policy, serve_policy
 from fulmen.launch.rig import read_inputs, running
@@ -92,6 +92,7 @@ async def _train(
                 val_tasks=inputs.val,
                 listen=listen,
                 stop=stop,
+                scorers=make_scorers(config, learner),
             )
             await run_steps(parts, history)
         finished = _finished(config, folder, history, peak.mb)
@@ -101,27 +102,30 @@ async def _train(
 
 def _learner(config: TrainConfig, policy: ServedPolicy, checkpoint: Path | None):  # noqa: ANN202
     """The learner on the engine's own weights, going on from a checkpoint if there is one."""
+    from fulmen.launch.critic import make_critic
     from fulmen.launch.objective import make_objective
     from fulmen.learner.learner import Learner
     from fulmen.learner.optimiser import OptimiserConfig
 
     # With a KL term the reference is the model that training began with, not the checkpoint.
     needs_reference = config.kl_coefficient > 0 and checkpoint is not None
+    optimiser = OptimiserConfig(
+        learning_rate=config.learning_rate,
+        warmup_steps=config.warmup_steps,
+        schedule=config.schedule,
+        total_steps=config.steps * config.updates_per_step,
+        max_grad_norm=config.max_grad_norm,
+        weight_decay=config.weight_decay,
+        beta2=config.adam_beta2,
+    )
     learner = Learner(
         policy.loaded.model,
         objective=make_objective(config),
-        optimiser=OptimiserConfig(
-            learning_rate=config.learning_rate,
-            warmup_steps=config.warmup_steps,
-            schedule=config.schedule,
-            total_steps=config.steps * config.updates_per_step,
-            max_grad_norm=config.max_grad_norm,
-            weight_decay=config.weight_decay,
-            beta2=config.adam_beta2,
-        ),
+        optimiser=optimiser,
         updating=policy.engine.updating,
         grammars=policy.grammars,
         reference=load_policy(config.model, config).model if needs_reference else None,
+        critic=make_critic(config, policy.loaded, optimiser),
     )
     if checkpoint is not None:
         learner.load(checkpoint)

@@ -12,12 +12,16 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from fulmen.engine.grammar import GrammarCompiler
 from fulmen.learner.batch import Layout, MicroBatch, lay_out
+from fulmen.learner.calls import CallNumbers, by_call, in_lists, uncredited
 from fulmen.learner.checkpoint import load_tensors, save_tensors
+from fulmen.learner.critic import Critic, OwnCritic, SharedCritic, foresee
 from fulmen.learner.exclusion import select, usable, weighted
+from fulmen.learner.kl import k1
 from fulmen.learner.layouts import layout_for
 from fulmen.learner.logprobs import score
 from fulmen.learner.metrics import Tally
@@ -26,14 +30,11 @@ from fulmen.learner.optimiser import Optimiser, OptimiserConfig
 from fulmen.learner.terms import Terms
 from fulmen.learner.vocabulary import TokenScores
 from fulmen.schema.codec import from_json, to_json
-from fulmen.schema.records import Credited, Record
+from fulmen.schema.errors import ConfigError
+from fulmen.schema.records import Credited, Record, Transition
 
 Updating = Callable[[int], AbstractContextManager[None]]
 """`with updating(version):` holds the engine while weights change and publishes the version."""
-
-
-OldLogprobs = dict[int, torch.Tensor]
-"""By `id()` of a credited call, (n,) log π_old of its tokens."""
 
 
 class Progress(Record, frozen=True, kw_only=True):
@@ -41,6 +42,8 @@ class Progress(Record, frozen=True, kw_only=True):
 
     version: int
     optimiser_steps: int
+    critic_steps: int = 0
+    """Of a critic with an optimiser of its own."""
 
 
 class Learner:
@@ -55,24 +58,26 @@ class Learner:
         updating: Updating,
         reference: PreTrainedModel | None = None,
         grammars: GrammarCompiler | None = None,
-        layout: Layout | None = None,
+        critic: Critic | None = None,
     ) -> None:
         """`reference` is the policy that the KL term holds on to; default: `model` as it is now.
 
         `grammars` repeats what tokens were sampled under; needed where calls have a grammar.
-        `layout` is found out if it is not given, and `why` then says why it is not trees; one that
-        is given is for a model that the engine has prepared.
+        `critic` learns what `values` says; a shared one sits on `model`. The layout is found out,
+        and `why` says why it is not trees; it may be set to another.
         """
         self.model = model
         self.version = 0
         self.objective = objective
         self.layout: Layout
-        self.layout, self.why = (layout, "") if layout else layout_for(model)
-        self._optimiser = Optimiser(model, optimiser)
+        self.layout, self.why = layout_for(model)
+        self._critic = critic
+        self._shared = critic if isinstance(critic, SharedCritic) else None
+        self._optimiser = Optimiser(_trained(model, self._shared), optimiser)
         self._updating = updating
         self._grammars = grammars
         self._reference: PreTrainedModel | None = None
-        if objective.kl_coefficient > 0:
+        if objective.kl_coefficient > 0 or objective.kl_in_reward:
             self._reference = (reference or copy.deepcopy(model)).requires_grad_(False)
         self._device = next(model.parameters()).device
 
@@ -80,22 +85,28 @@ class Learner:
         """Take one training step; returns its metrics. Without any signal nothing changes.
 
         Transitions with advantage 0 say nothing to a policy loss; they are computed only when a KL
-        term or an entropy bonus is on. The normaliser counts them, too.
+        term or an entropy bonus is on, or a critic to learn from them. The normaliser counts them,
+        too.
         """
         started = time.perf_counter()
         tally = Tally()
         fresh = [item for item in credited if not self._stale(item)]
         tally.add_stale(_sampled(credited) - _sampled(fresh))
         parts = shares(fresh, self.objective.updates_per_step)
+        if isinstance(self._critic, OwnCritic):
+            self._critic.learn(parts, self.objective.normaliser, tally)
         updates = [share for share in parts if any(map(self._teaches, share))]
-        old = self._old_logprobs(updates)
+        later = [item for share in updates[1:] for item in share if self._teaches(item)]
+        old, values = self._old_logprobs(later), self._old_values(later)
         for index, share in enumerate(updates):
             pairs = zip(share, self.objective.normaliser(share), strict=True)
             used = [pair for pair in pairs if self._teaches(pair[0])]
             lessons, weights = zip(*used, strict=True)
             # Only the first update sees weights equal to those that sampled: its log-probability
             # differences are the gap between engine and learner, not learning.
-            self.forward_backward(lessons, weights, tally, old=old, on_policy=index == 0)
+            self.forward_backward(
+                lessons, weights, tally, old=old, old_values=values, on_policy=index == 0
+            )
             tally.add_update(*self.optim_step())
         return tally.metrics(
             sampled_tokens=_sampled(credited),
@@ -111,7 +122,8 @@ class Learner:
         weights: Sequence[float],
         tally: Tally,
         *,
-        old: OldLogprobs | None = None,
+        old: CallNumbers | None = None,
+        old_values: CallNumbers | None = None,
         on_policy: bool = False,
     ) -> None:
         """Add the gradient of the weighted sum of all tokens' losses to the model.
@@ -122,6 +134,7 @@ class Learner:
             tally: what is worth watching is added to it.
             old: log π_old of the calls that have one; others have the engine's record, or if
                 `on_policy`, where the objective wants the learner's, what is computed here.
+            old_values: what a shared critic foresaw of them; of others it is what it foresees here.
             on_policy: the weights are those that sampled, so that differences are no learning.
         """
         for batch in self._lay_out(items, weights):
@@ -130,13 +143,17 @@ class Learner:
                 batch,
                 grammars=self._grammars,
                 entropy_gradient=self.objective.entropy_coefficient > 0,
+                head=self._shared.head if self._shared else None,
             )
             anchor = self._anchor(batch, scores, old or {}, on_policy)
             terms = Terms(scores.logprobs, anchor, batch.logprobs, batch.advantages, batch.calls)
             tally.add_computed(batch.positions)
             if on_policy:
                 tally.add_gap(terms)
-            self._loss(batch, scores, terms, tally).backward()
+            loss = self._loss(batch, scores, terms, tally)
+            if self._shared is not None and scores.values is not None:
+                loss = loss + self._shared.loss(scores.values, batch, old_values or {}, tally)
+            loss.backward()
 
     def _loss(
         self, batch: MicroBatch, scores: TokenScores, terms: Terms, tally: Tally
@@ -154,9 +171,9 @@ class Learner:
         if aim.entropy_coefficient > 0:
             tokens = tokens - aim.entropy_coefficient * scores.entropy[fit]
         kl = None
-        if self._reference is not None:
+        if aim.kl_coefficient > 0:
             with torch.no_grad():
-                reference = score(self._reference, batch, grammars=self._grammars).logprobs[fit]
+                reference = self._logprobs(self._held(), batch)[fit]
             kl = aim.kl(sound.logprobs, reference)
             tokens = tokens + aim.kl_coefficient * kl
         tally.add_tokens(policy, entropy=scores.entropy[fit], kl=kl)
@@ -171,23 +188,62 @@ class Learner:
             device=self._device,
         )
 
-    def _old_logprobs(self, updates: Sequence[Sequence[Credited]]) -> OldLogprobs:
+    def values(self, transitions: Sequence[Transition]) -> list[list[float]]:
+        """What the critic foresees just before each completion token, in the order given; an empty
+        list for a call without a completion.
+
+        Raises:
+            ConfigError: there is no critic.
+        """
+        items = uncredited(transitions)
+        match self._critic:
+            case OwnCritic() as own:
+                return in_lists(items, own.values(items))
+            case SharedCritic():
+                return in_lists(items, self._old_values(items))
+            case None:
+                raise ConfigError("this learner has no critic", hint="give it one")
+
+    def kl(self, transitions: Sequence[Transition]) -> list[list[float]]:
+        """k1 of each completion token against the reference, nats; lists as those of `values`.
+
+        Raises:
+            ConfigError: there is no reference.
+        """
+        reference, items = self._held(), uncredited(transitions)
+        found = by_call(
+            self._lay_out(items, [0.0] * len(items)),
+            lambda batch: k1(self._logprobs(self.model, batch), self._logprobs(reference, batch)),
+        )
+        return in_lists(items, found)
+
+    def _held(self) -> PreTrainedModel:
+        if self._reference is None:
+            raise ConfigError("this learner has no reference", hint="set kl_in_reward")
+        return self._reference
+
+    def _logprobs(self, model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
+        """(N,) log π of the batch's tokens under a model."""
+        return score(model, batch, grammars=self._grammars).logprobs
+
+    def _old_logprobs(self, later: Sequence[Credited]) -> CallNumbers:
         """log π_old of the calls of all updates but the first, whose own forward pass is soon
         enough; nothing where the engine's record is the anchor."""
         if self.objective.old == "engine":
             return {}
-        later = [item for share in updates[1:] for item in share if self._teaches(item)]
-        found: OldLogprobs = {}
-        with torch.no_grad():
-            for batch in self._lay_out(later, [0.0] * len(later)):
-                logprobs = score(self.model, batch, grammars=self._grammars).logprobs
-                lengths = [len(item.transition.completion_ids) for item in batch.items]
-                for item, own in zip(batch.items, logprobs.split(lengths), strict=True):
-                    found[id(item)] = own
-        return found
+        batches = self._lay_out(later, [0.0] * len(later))
+        return by_call(batches, lambda batch: self._logprobs(self.model, batch))
+
+    def _old_values(self, later: Sequence[Credited]) -> CallNumbers:
+        """What a shared critic foresees as the weights are now; nothing where there is none."""
+        if self._shared is None:
+            return {}
+        head, decoder = self._shared.head, self.model.get_decoder()
+        batches = self._lay_out(later, [0.0] * len(later))
+        return by_call(batches, lambda batch: foresee(decoder, batch, head))
 
     def _anchor(
-        self, batch: MicroBatch, scores: TokenScores, old: OldLogprobs, on_policy: bool
+        self, batch: MicroBatch, scores: TokenScores, old: CallNumbers, on_policy: bool
     ) -> torch.Tensor:
         """(N,) log π_old of a micro-batch."""
         if self.objective.old == "engine":
@@ -202,7 +258,8 @@ class Learner:
 
     def _teaches(self, item: Credited) -> bool:
         """Whether something can be learned from a call."""
-        every = self._reference is not None or self.objective.entropy_coefficient > 0
+        aim = self.objective
+        every = aim.kl_coefficient > 0 or aim.entropy_coefficient > 0 or self._shared is not None
         signal = every or item.advantage != 0 or any(item.token_advantages)
         return signal and bool(item.transition.completion_ids)
 
@@ -218,7 +275,12 @@ class Learner:
         """Write weights (Hugging Face format) and optimiser state into an existing folder."""
         self.model.save_pretrained(folder)
         save_tensors(folder / "state", self._optimiser.tensors())
-        progress = Progress(version=self.version, optimiser_steps=self._optimiser.steps_done)
+        own = self._critic.optimiser.steps_done if isinstance(self._critic, OwnCritic) else 0
+        progress = Progress(
+            version=self.version, optimiser_steps=self._optimiser.steps_done, critic_steps=own
+        )
+        if self._critic is not None:
+            save_tensors(folder / "critic", self._critic.tensors())
         folder.joinpath("learner.json").write_bytes(to_json(progress))
 
     def load(self, folder: Path) -> None:
@@ -226,6 +288,17 @@ class Learner:
         load_tensors(folder / "state", self._optimiser.tensors())
         progress = from_json(Progress, folder.joinpath("learner.json").read_bytes())
         self.version, self._optimiser.steps_done = progress.version, progress.optimiser_steps
+        if self._critic is not None:
+            load_tensors(folder / "critic", self._critic.tensors())
+        if isinstance(self._critic, OwnCritic):
+            self._critic.optimiser.steps_done = progress.critic_steps
+
+
+def _trained(model: PreTrainedModel, critic: SharedCritic | None) -> nn.Module:
+    """What the policy's optimiser steps."""
+    if critic is None:
+        return model
+    return nn.ModuleDict({"policy": model, "value_head": critic.head})
 
 
 def _sampled(items: Sequence[Credited]) -> int:

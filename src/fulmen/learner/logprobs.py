@@ -1,6 +1,6 @@
 """Log-probabilities of given tokens under a policy, with gradients."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import repeat
 
@@ -22,12 +22,14 @@ def score(
     *,
     grammars: GrammarCompiler | None = None,
     entropy_gradient: bool = False,
+    head: Callable[[Tensor], Tensor] | None = None,
 ) -> TokenScores:
     """Compute log π(token | prefix) of every sampled token of the batch.
 
     The vocabulary projection runs on the positions that predict sampled tokens, each once for what
     several calls share, and in chunks. Tokens sampled under a grammar are scored under it. The
-    entropy has a gradient only if asked for.
+    entropy has a gradient only if asked for. A value head, (N, H) to (N,), reads the same hidden
+    states.
 
     Raises:
         GrammarError: a token has a grammar, but there is no compiler for it.
@@ -35,14 +37,29 @@ def score(
     """
     masked = any(item.transition.grammar for item in batch.items)
     first, place = _distinct(batch, masked)
+    predictions = _predictions(model, batch, batch.before[first])
     scores = token_scores(
-        _predictions(model, batch, batch.before[first]),
+        predictions,
         batch.targets[first],
         batch.temperatures[first],
         masks=list(_masks(batch, grammars)) if masked else (),
         entropy_gradient=entropy_gradient,
     )
-    return TokenScores(scores.logprobs[place], scores.entropy[place])
+    found = TokenScores(scores.logprobs[place], scores.entropy[place])
+    if head is None:
+        return found
+    if _projects_by_itself(model):  # what it predicts is logits already
+        return found._replace(values=head(hidden_before(model.get_decoder(), batch)))
+    return found._replace(values=head(predictions.hidden)[place])
+
+
+def hidden_before(decoder: torch.nn.Module, batch: MicroBatch) -> Tensor:
+    """(N, H) last hidden states that the N sampled tokens are predicted from.
+
+    Raises:
+        ModelError: the batch is a forest, and the model does not follow it.
+    """
+    return _hidden(decoder, batch, batch.before)
 
 
 def _distinct(batch: MicroBatch, masked: bool) -> tuple[Tensor, Tensor]:
@@ -74,8 +91,12 @@ def _predictions(model: PreTrainedModel, batch: MicroBatch, places: Tensor) -> P
     if _projects_by_itself(model):
         logits = _forward(model, batch).logits.flatten(0, 1)[places]
         return Predictions(logits, lambda rows: rows, vocabulary)
-    hidden = _forward(model.get_decoder(), batch).last_hidden_state.flatten(0, 1)[places]
+    hidden = _hidden(model.get_decoder(), batch, places)
     return Predictions(hidden, partial(project, model), vocabulary)
+
+
+def _hidden(decoder: torch.nn.Module, batch: MicroBatch, places: Tensor) -> Tensor:
+    return _forward(decoder, batch).last_hidden_state.flatten(0, 1)[places]
 
 
 def _forward(module: torch.nn.Module, batch: MicroBatch):  # noqa: ANN202 - transformers' outputs

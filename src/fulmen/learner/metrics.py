@@ -6,8 +6,14 @@ import torch
 from torch import Tensor
 
 from fulmen.learner.corrections import effective_share
+from fulmen.learner.losses import ValueLoss
 from fulmen.learner.ratios import MAX_LOG_RATIO
 from fulmen.learner.terms import PolicyLoss, Terms
+
+_MOMENTS = ("return", "return_square", "surprise", "surprise_square")
+"""Sums that are no metrics themselves."""
+_NO_VARIANCE = 1e-12
+"""Of the mean square: below it a variance is rounding."""
 
 
 class Tally:
@@ -52,6 +58,20 @@ class Tally:
         self._add("corrected_away", (weights == 0).float())
         self._weights.append(weights)
 
+    def add_values(self, critic: ValueLoss, before: Tensor, returns: Tensor) -> None:
+        """Add what the critic makes of the tokens of one micro-batch, (N,) each; `before` is what
+        it foresaw when the step began, from which the advantages were made."""
+        self._add("value_loss", critic.loss.detach())
+        self._add("value_clip_fraction", critic.clipped.float())
+        surprise = returns.double() - before.double()
+        for name, values in (("return", returns.double()), ("surprise", surprise)):
+            self._add(name, values)
+            self._add(f"{name}_square", values.square())
+
+    def add_critic_update(self, grad_norm: float) -> None:
+        """Add one optimiser step of a critic that has its own."""
+        self._add("critic_grad_norm", torch.tensor([grad_norm]))
+
     def add_stale(self, tokens: int) -> None:
         """Count tokens of calls that a policy too old has sampled."""
         self._stale += tokens
@@ -73,9 +93,9 @@ class Tally:
         self, *, sampled_tokens: int, transition_tokens: int, seconds: float
     ) -> dict[str, float]:
         """Everything as numbers; what was not measured (no signal, no KL) is absent, never 0."""
-        result = {
-            f"learn/{n}": s / self._counts[n] for n, s in self._sums.items() if self._counts[n]
-        }
+        means = {n: s / self._counts[n] for n, s in self._sums.items() if self._counts[n]}
+        result = {f"learn/{n}": mean for n, mean in means.items() if n not in _MOMENTS}
+        result |= _explained_variance(means)
         result |= {f"learn/{name}": value for name, value in self._maxima.items()}
         if self._weights:
             result["learn/effective_share"] = effective_share(torch.cat(self._weights))
@@ -101,3 +121,15 @@ class Tally:
     def _add(self, name: str, values: Tensor) -> None:
         self._sums[name] = self._sums.get(name, 0.0) + float(values.double().sum())
         self._counts[name] = self._counts.get(name, 0) + values.numel()
+
+
+def _explained_variance(means: dict[str, float]) -> dict[str, float]:
+    """1 − var(returns − values) / var(returns): 1 is a critic that knew, 0 one that says the same
+    of everything. Of returns that are all equal there is nothing to explain."""
+    if not means.keys() >= set(_MOMENTS):
+        return {}
+    total = means["return_square"] - means["return"] ** 2
+    left = means["surprise_square"] - means["surprise"] ** 2
+    if total <= _NO_VARIANCE * means["return_square"]:
+        return {}
+    return {"learn/explained_variance": 1 - left / total}

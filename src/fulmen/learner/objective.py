@@ -33,6 +33,8 @@ class Objective:
     kl: KlFunction = k3
     kl_coefficient: float = 0.0
     """β; above 0, a frozen reference is kept."""
+    kl_in_reward: bool = False
+    """Keep a reference without a term in the loss: what is far from it is taken off rewards."""
     entropy_coefficient: float = 0.0
     """η."""
     updates_per_step: int = 1

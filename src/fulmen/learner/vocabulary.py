@@ -37,6 +37,8 @@ class TokenScores(NamedTuple):
     """(N,) float32, nats, at the temperature the token was sampled with."""
     entropy: Tensor
     """(N,) float32, nats, of the distribution it was sampled from."""
+    values: Tensor | None = None
+    """(N,) float32, what a value head foresees just before it; None: there is no head."""
 
 
 def token_scores(
@@ -75,8 +77,9 @@ def token_scores(
         parts.append(
             checkpoint(_scores, project, *numbers, use_reentrant=False, preserve_rng_state=False)
         )
-    logprobs, entropy = zip(*parts, strict=True)
-    return TokenScores(torch.cat(logprobs), torch.cat(entropy))
+    return TokenScores(
+        torch.cat([part.logprobs for part in parts]), torch.cat([part.entropy for part in parts])
+    )
 
 
 def _scores(

@@ -102,6 +102,17 @@ class LossSettings(Settings):
     """Lower bound of a `mask`; default: the usual one."""
     correction_high: float | None = Field(default=None, gt=0)
     """Upper bound of a correction; default: the usual one."""
+    critic: Literal["own", "shared"] = "own"
+    """With `gae` or `turn-gae`: a critic on a model of its `own`, or a head on the policy's hidden
+    states (`shared`), which costs next to nothing and trains the policy's weights, too."""
+    critic_model: str | None = None
+    """What a critic of its own begins as, of the policy's vocabulary; default: `model`."""
+    critic_learning_rate: float | None = Field(default=None, gt=0)
+    """Peak step size of a critic of its own; default: learning_rate. Usual: ten times that."""
+    value_coefficient: float = Field(default=0.1, gt=0)
+    """Weight of a shared critic's loss beside the policy's."""
+    value_clip: float | None = Field(default=0.2, gt=0)
+    """How far a value may move within a step before the gradient stops, in units of the reward."""
     max_staleness: int | None = Field(default=None, ge=0)
     """Calls sampled by a policy more versions old than this are left out of the loss."""
     kl_coefficient: float = Field(default=0.0, ge=0)
@@ -175,6 +186,11 @@ class TrainConfig(CreditSettings, LossSettings, RunSettings):
             raise ValueError(
                 f"credit {self.credit!r} does not go with advantage {self.advantage!r}, "
                 "where the critic tells which call earned what"
+            )
+        if self.critic == "shared" and (self.critic_model or self.critic_learning_rate):
+            raise ValueError(
+                "critic_model and critic_learning_rate are for critic 'own'; one that is shared "
+                "sits on the policy and is stepped with it"
             )
         if self.whitening == "task" and self.task_kind is None:
             raise ValueError("whitening 'task' needs task_kind, a key of the tasks' metadata")

@@ -1,0 +1,40 @@
+"""The settings of PPO's critic, made into one."""
+
+from dataclasses import replace
+
+from fulmen.engine.model import LoadedModel
+from fulmen.launch.policy import load_policy
+from fulmen.learner.critic import Critic, OwnCritic, SharedCritic
+from fulmen.learner.optimiser import OptimiserConfig
+from fulmen.schema.errors import ConfigError
+from fulmen.schema.training import CRITIC_ADVANTAGES, TrainConfig
+
+
+def make_critic(
+    config: TrainConfig, policy: LoadedModel, optimiser: OptimiserConfig
+) -> Critic | None:
+    """The critic that the settings ask for, as it is before training; None: they need none.
+
+    Raises:
+        ModelError: its model cannot be loaded.
+        ConfigError: its model has other tokens than the policy.
+    """
+    if config.advantage not in CRITIC_ADVANTAGES:
+        return None
+    if config.critic == "shared":
+        return SharedCritic(
+            policy.model, coefficient=config.value_coefficient, clip=config.value_clip
+        )
+    loaded = load_policy(config.critic_model or config.model, config)
+    if loaded.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
+        raise ConfigError(
+            f"critic_model {config.critic_model!r} has another vocabulary than the policy",
+            hint="take a model of the same family, or leave it out",
+        )
+    rate = config.critic_learning_rate or config.learning_rate
+    return OwnCritic(
+        loaded.model,
+        optimiser=replace(optimiser, learning_rate=rate),
+        clip=config.value_clip,
+        max_tokens=config.micro_batch_tokens,
+    )
