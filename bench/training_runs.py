@@ -40,7 +40,7 @@ class Plan:
     target: float
     """Held-out greedy success that ends the clock."""
     cap_s: float
-    """A run that has not got there by then has failed."""
+    """A run that has not got there by then is ended."""
     val: Path
     """Tasks that checkpoints are measured on."""
 
@@ -163,9 +163,7 @@ def held_out(plan: Plan, model: Path) -> float:
     settings = {key: RECIPE[key] for key in kept} | {
         "tasks": plan.val,
         "model": model,
-        "out": plan.folder
-        / "eval"
-        / f"{model.parent.parent.name}-{model.parent.name}-{model.name}",
+        "out": plan.folder / "eval" / "-".join(model.relative_to(plan.folder).parts),
     }
     events = [json.loads(line) for line in _fulmen("eval", settings, 600.0)]
     return next(event["success"] for event in events if event["type"] == "eval_done")
@@ -216,11 +214,13 @@ def trl(plan: Plan, name: str, python: str, environment: dict[str, str], steps: 
                     child.stdin.write(answer + "\n")
                     child.stdin.flush()
         finally:
+            child.stdin.close()  # it does not wait any more
             with suppress(subprocess.TimeoutExpired):
                 child.wait(60)
             child.kill()
     if child.returncode or not run.steps:
-        raise SystemExit(f"{name} ended with status {child.returncode}; see {log.name}")
+        said = Path(log.name).read_text()[-2000:]
+        raise SystemExit(f"{name} ended with status {child.returncode}:\n{said}")
     return run
 
 
