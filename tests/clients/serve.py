@@ -155,7 +155,16 @@ class Control:
 
 def random_engine(tokenizer: Any, stop_ids: frozenset[int]) -> LocalEngine:
     """Samples from weights that know nothing."""
-    model = tiny_model(vocab_size=len(tokenizer), num_hidden_layers=1, max_position_embeddings=4096)
+    # Another draw of weights may open a <think> block under a grammar and never close it.
+    model = tiny_model(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        head_dim=16,
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+    )
     grammars = GrammarCompiler(tokenizer, len(tokenizer), stop_ids)
     return LocalEngine(model, name="random", max_context=4096, grammars=grammars)
 
