@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec import structs
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from fulmen.launch.crediting import make_crediting, make_scorers
@@ -160,3 +161,32 @@ def test_the_algorithm_learns_which_token_is_rewarded(name, changes):
         learner.learn(credit_trajectories(bandit.rollouts(learner.version), crediting, scorers))
     assert before < 0.2
     assert float(bandit.chance()[GOOD]) > 0.6
+
+
+def test_kl_in_the_reward_pulls_back_to_the_reference():
+    """Nothing is rewarded; the policy begins where it says one token four times in five."""
+    settings = config(algorithm="reinforce++", kl_coefficient=1.0)
+    bandit = Bandit(bandit_model(), seed=0)
+    reference = bandit.chance()
+    learner = Learner(
+        bandit.model,
+        objective=make_objective(settings),
+        optimiser=OptimiserConfig(learning_rate=0.01),
+        updating=lambda _: nullcontext(),
+    )
+    ids = torch.tensor([PROMPT])
+    while bandit.chance()[GOOD] < 0.8:
+        (-bandit.model(input_ids=ids).logits[0, -1].log_softmax(-1)[GOOD]).backward()
+        learner.optim_step()
+
+    def divergence() -> float:
+        chance = bandit.chance()
+        return float((chance * (chance / reference).log()).sum())
+
+    crediting, scorers = make_crediting(settings, (), UNWEIGHTED), make_scorers(settings, learner)
+    before = divergence()
+    for _ in range(40):
+        rollouts = [structs.replace(one, reward=0.0) for one in bandit.rollouts(learner.version)]
+        learner.learn(credit_trajectories(rollouts, crediting, scorers))
+    assert before > 1.0
+    assert divergence() < 0.1

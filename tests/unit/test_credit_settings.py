@@ -249,6 +249,10 @@ def test_every_name_of_an_advantage_is_one(name):
         ({"whitening": "task"}, "whitening 'task' needs task_kind, a key of the tasks' metadata"),
         ({"overlong_tokens": 5, "overlong_buffer": 6}, "overlong_buffer is 6, more than overlong"),
         ({"kl_in_reward": True}, "kl_in_reward needs a kl_coefficient above 0"),
+        (
+            {"advantage": "gae", "critic": "shared", "critic_model": "m"},
+            "critic_model and critic_learning_rate are for critic 'own'",
+        ),
         ({"whitening": "all"}, "whitening is 'all': input should be 'none', 'batch' or 'task'"),
         ({"max_groups_factor": 0.5}, "max_groups_factor is 0.5: input should be greater than or"),
         ({"gae_lambda": 1.5}, "gae_lambda is 1.5: input should be less than or equal to 1"),

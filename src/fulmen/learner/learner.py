@@ -16,6 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from fulmen.engine.grammar import GrammarCompiler
+from fulmen.engine.pytorch.attention import prepare
 from fulmen.learner.batch import Layout, MicroBatch, lay_out
 from fulmen.learner.calls import CallNumbers, by_call, in_lists, uncredited
 from fulmen.learner.checkpoint import load_tensors, save_tensors
@@ -78,6 +79,8 @@ class Learner:
         self._grammars = grammars
         self._reference: PreTrainedModel | None = None
         if objective.kl_coefficient > 0 or objective.kl_in_reward:
+            if reference is not None and self.layout != "chain":
+                prepare(reference)
             self._reference = (reference or copy.deepcopy(model)).requires_grad_(False)
         self._device = next(model.parameters()).device
 
