@@ -165,22 +165,26 @@ def test_recorded_log_probabilities_equal_a_fresh_forward_over_tool_conversation
     assert turns >= 2
 
 
-def test_a_stopped_run_goes_on_as_if_it_had_never_stopped(calc, tmp_path):
+@pytest.mark.parametrize(
+    "changes", [{}, {"algorithm": "ppo"}, {"algorithm": "turn-ppo", "critic": "shared"}], ids=str
+)
+def test_a_stopped_run_goes_on_as_if_it_had_never_stopped(calc, tmp_path, changes):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    run(settings(calc, whole, steps=4))
+    run(settings(calc, whole, steps=4, **changes))
     stop = threading.Event()
 
     def stop_in_step_two(event: Event) -> None:
         if isinstance(event, Progress) and event.phase == "collect" and event.step == 2:
             stop.set()
 
-    first = run(settings(calc, parts, steps=4), stop_in_step_two, stop)
+    first = run(settings(calc, parts, steps=4, **changes), stop_in_step_two, stop)
     assert (first.stopped, first.steps) == (True, 2)
     assert first.checkpoint is not None
-    second = run(settings(calc, parts, steps=4, if_exists="resume"))
+    second = run(settings(calc, parts, steps=4, if_exists="resume", **changes))
     assert (second.stopped, second.steps) == (False, 4)
     assert curve(parts) == curve(whole)
     assert len(second.rewards) == 4
+    assert all(("learn/value_loss" in step) == bool(changes) for step in curve(parts))
 
 
 def test_a_stop_that_comes_after_a_step_was_committed_still_leaves_its_weights(calc, tmp_path):
