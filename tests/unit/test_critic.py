@@ -306,6 +306,7 @@ def test_kl_for_the_reward_is_the_difference_of_log_probabilities_token_by_token
         updating=lambda _: nullcontext(),
         reference=tiny_model(),
     )
+    learner.layout = "tree"
     got = learner.kl([item.transition for item in BRANCHES])
 
     def table(model, call):
