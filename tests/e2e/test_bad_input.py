@@ -169,7 +169,7 @@ def test_an_unknown_key_in_a_file_and_the_nearest_one(place):
 
 
 def test_a_value_out_of_range(place):
-    assert_refused(place(**{"group-size": 1}), "group_size is '1'", "greater than or equal to 2")
+    assert_refused(place(**{"group-size": 0}), "group_size is '0'", "greater than or equal to 1")
 
 
 @pytest.mark.parametrize(

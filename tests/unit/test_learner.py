@@ -16,6 +16,7 @@ from fulmen.learner.logprobs import score
 from fulmen.learner.metrics import Tally
 from fulmen.learner.objective import Objective
 from fulmen.learner.optimiser import OptimiserConfig
+from fulmen.learner.terms import PolicyLoss, Terms
 from fulmen.schema.records import Credited
 from models import tiny_model
 
@@ -181,3 +182,19 @@ def test_saving_and_loading_goes_on_exactly_where_it_was(model, tmp_path):
     assert trainer.learn(items)["learn/loss"] == twin.learn(items)["learn/loss"]
     for ours, theirs in zip(model.parameters(), twin_model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(model):
+    """One update with a loss that is NaN, then a sound one."""
+
+    def broken(terms: Terms) -> PolicyLoss:
+        return PolicyLoss(terms.logprobs * math.nan, terms.old.exp(), terms.old > 1)
+
+    before = copy.deepcopy(model.state_dict())
+    trainer = learner(model, loss=broken)
+    metrics = trainer.learn([credited((1, 2), (3,))])
+    assert (metrics["learn/skipped_updates"], metrics["learn/updates"]) == (1.0, 0.0)
+    assert trainer.version == 0
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    sound = learner(model).learn([credited((1, 2), (3,))])
+    assert math.isfinite(sound["learn/grad_norm"])

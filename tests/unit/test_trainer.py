@@ -346,3 +346,12 @@ def test_metrics_are_rewound_to_the_step_that_is_resumed(tmp_path):
             file.write('{"step": 4, "cut o')
         folder.rewind_metrics(2)
         assert folder.read_metrics() == [{"step": 1}, {"step": 2}]
+
+
+def test_pruning_keeps_whole_checkpoints_and_drops_drafts_that_a_crash_has_left(tmp_path):
+    folder, _ = open_folder(str(tmp_path / "run"), "agent", "fail")
+    with folder:
+        for name in ("step-000020", "step-000025", "step-000050.new"):
+            folder.checkpoints.joinpath(name).mkdir(parents=True)
+        folder.prune_checkpoints(1)
+        assert [path.name for path in folder.checkpoints.iterdir()] == ["step-000025"]

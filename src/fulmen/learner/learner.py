@@ -6,6 +6,7 @@ weights with the engine: publishing is a version number and costs no copy.
 """
 
 import copy
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -110,7 +111,10 @@ class Learner:
             self.forward_backward(
                 lessons, weights, tally, old=old, old_values=values, on_policy=index == 0
             )
-            tally.add_update(*self.optim_step())
+            if (done := self.optim_step()) is None:
+                tally.add_skipped()
+            else:
+                tally.add_update(*done)
         return tally.metrics(
             sampled_tokens=_sampled(credited),
             transition_tokens=sum(
@@ -266,9 +270,16 @@ class Learner:
         signal = every or item.advantage != 0 or any(item.token_advantages)
         return signal and bool(item.transition.completion_ids)
 
-    def optim_step(self) -> tuple[float, float]:
-        """Clip, step and publish; returns gradient norm and learning rate."""
+    def optim_step(self) -> tuple[float, float] | None:
+        """Clip, step and publish; returns gradient norm and learning rate.
+
+        None, and nothing changes, if the gradient is not finite: a single such number would make
+        all weights NaN.
+        """
         norm = self._optimiser.clip()
+        if not math.isfinite(norm):
+            self._optimiser.zero_grad()
+            return None
         with self._updating(self.version + 1):
             rate = self._optimiser.step()
             self.version += 1

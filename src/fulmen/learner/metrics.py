@@ -28,6 +28,7 @@ class Tally:
         self._computed = 0
         self._unusable = 0
         self._stale = 0
+        self._skipped = 0
         self._weights: list[Tensor] = []
 
     def add_tokens(self, policy: PolicyLoss, *, entropy: Tensor, kl: Tensor | None) -> None:
@@ -84,6 +85,10 @@ class Tally:
         """Count what one forward pass computed, padding included."""
         self._computed += positions
 
+    def add_skipped(self) -> None:
+        """Count an update that was not made because its gradient was not finite."""
+        self._skipped += 1
+
     def add_update(self, grad_norm: float, learning_rate: float) -> None:
         """Add one optimiser step."""
         self._grad_norms.append(grad_norm)
@@ -105,6 +110,7 @@ class Tally:
         result |= {
             "learn/stale_tokens": float(self._stale),
             "learn/unusable_tokens": float(self._unusable),
+            "learn/skipped_updates": float(self._skipped),
             "learn/updates": float(len(self._grad_norms)),
             "learn/sampled_tokens": float(sampled_tokens),
             "learn/computed_tokens": float(self._computed),

@@ -90,6 +90,8 @@ PRESETS: Mapping[str, Mapping[str, Setting]] = MappingProxyType(
             "loss": "gspo",
             "clip_low": 3e-4,
             "clip_high": 4e-4,
+            # The numerics of another engine alone would fill so narrow a region in bfloat16.
+            "old_logprobs": "learner",
             "normaliser": "transition",
         },
         # arXiv 2506.13585: weights are clipped, gradients never vanish; no lower bound.

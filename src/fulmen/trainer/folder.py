@@ -89,8 +89,10 @@ class RunFolder:
         self.path.joinpath("summary.json").write_bytes(data + b"\n")
 
     def prune_checkpoints(self, keep: int) -> None:
-        """Delete all but the newest `keep` checkpoints."""
-        for old in sorted(self.checkpoints.glob("step-*"))[:-keep]:
+        """Delete all but the newest `keep` checkpoints, and drafts that were never finished."""
+        drafts = sorted(self.checkpoints.glob("step-*.new"))
+        whole = sorted(set(self.checkpoints.glob("step-*")) - set(drafts))
+        for old in (*whole[:-keep], *drafts):
             shutil.rmtree(old)
 
     def __enter__(self) -> Self:
