@@ -6,7 +6,13 @@ import threading
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from fulmen.engine.adapters import (
     AdapterConfig,
@@ -17,6 +23,8 @@ from fulmen.engine.adapters import (
     save_adapter,
     without_adapter,
 )
+from fulmen.engine.base import GenerateRequest
+from fulmen.engine.pytorch.engine import LocalEngine
 from fulmen.schema.errors import ConfigError, ModelError
 
 IDS = torch.arange(1, 13).view(2, 6)
@@ -39,7 +47,7 @@ def plain(seed: int = 0) -> PreTrainedModel:
 
 def adapted(**changes: object) -> PreTrainedModel:
     model = plain()
-    add_adapter(model, AdapterConfig(**{"rank": 2, "alpha": 4.0} | changes))  # type: ignore[arg-type]
+    add_adapter(model, AdapterConfig(**{"rank": 2, "alpha": 4} | changes))  # type: ignore[arg-type]
     return model
 
 
@@ -88,7 +96,7 @@ def test_the_same_seed_makes_the_same_adapter_and_leaves_other_random_numbers_al
     torch.manual_seed(5)
     want = torch.rand(1)
     torch.manual_seed(5)
-    add_adapter(model, AdapterConfig(rank=2, alpha=4.0))
+    add_adapter(model, AdapterConfig(rank=2, alpha=4))
     assert torch.equal(torch.rand(1), want)
 
 
@@ -144,3 +152,37 @@ def test_a_copy_has_an_adapter_of_its_own():
     assert torch.equal(logits(twin), want)
     assert has_adapter(twin)
     assert not has_adapter(plain())
+
+
+def windowed() -> PreTrainedModel:
+    """Of a family that is served by its own modules."""
+    config = MistralConfig(
+        vocab_size=40,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        sliding_window=4,
+    )
+    return MistralForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("make", [plain, windowed])
+async def test_the_engine_samples_with_the_adapter_as_it_is_after_an_update(make):
+    model = make()
+    add_adapter(model, AdapterConfig(rank=2, alpha=4))
+    engine = LocalEngine(model, name="m", max_context=64)
+    with engine.updating(1):
+        stir(model)
+    request = GenerateRequest(id="r", prompt_ids=(1, 2, 3, 4, 5, 6), max_tokens=9, seed=0)
+    ids, logprobs = list(request.prompt_ids), []
+    with without_adapter():  # of this thread; the engine has its own
+        async for delta in engine.generate(request):
+            ids += delta.token_ids
+            logprobs += delta.logprobs
+    await engine.close()
+    with torch.no_grad():
+        table = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+    want = table[torch.arange(5, 14), torch.tensor(ids[6:])]
+    torch.testing.assert_close(torch.tensor(logprobs), want, rtol=1e-4, atol=1e-5)

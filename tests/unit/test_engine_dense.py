@@ -103,7 +103,7 @@ def test_an_adapter_is_added_to_the_weights(family):
     ids = torch.randint(1, 50, (3, 30))
     with torch.no_grad():
         before = model(input_ids=ids).logits
-    add_adapter(model, AdapterConfig(rank=3, alpha=6.0))
+    add_adapter(model, AdapterConfig(rank=3, alpha=6))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:

@@ -32,9 +32,10 @@ def conversation(rollout="r", advantage=1.0) -> list[Credited]:
     return [first, second]
 
 
-def learner(model, **loss) -> Learner:
+def learner(model, reference=None, **loss) -> Learner:
     return Learner(
         model,
+        reference=reference,
         objective=Objective(**loss),
         optimiser=OptimiserConfig(learning_rate=1e-2),
         updating=lambda _: nullcontext(),
@@ -148,6 +149,14 @@ def test_the_kl_term_pulls_back_to_the_reference(model):
     first = trainer.learn([item])["learn/kl_reference"]
     later = [trainer.learn([item])["learn/kl_reference"] for _ in range(20)]
     assert later[-1] < 0.5 * first
+
+
+def test_a_reference_loaded_by_itself_is_computed_over_the_same_trees(model):
+    branches = [*conversation(), credited((1, 2, 3, 4, 5, 11), (12, 13), rollout="s")]
+    reference = copy.deepcopy(model)
+    trainer = learner(model, reference=reference, kl_coefficient=1.0)
+    trainer.layout = "tree"
+    assert trainer.learn(branches)["learn/kl_reference"] < 1e-9
 
 
 def test_the_entropy_bonus_spreads_the_policy_even_where_no_rollout_stands_out(model):

@@ -1,4 +1,4 @@
-"""The commands: `fulmen train`, `eval`, `serve`.
+"""The commands: `fulmen train`, `eval`, `serve`, `export`.
 
 Everything heavy is imported inside the commands, so that `--help` answers at once.
 """
@@ -43,11 +43,16 @@ def _train(config_file: str | None, resume: bool, as_json: bool, **flags: object
     The agent is an ordinary program that calls OpenAI's interface; it is not changed.
     """
     from fulmen.cli.console import make_display
+    from fulmen.engine.platform import place
     from fulmen.launch.train import train
 
     if resume:
         flags["if_exists"] = "resume"
     loaded: Loaded[TrainConfig] = load_settings(TrainConfig, flags, config_file)
+    if place()[0] > 0:  # one of the processes beside the first, which speaks for all
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        train(loaded.config, listen=lambda _: None)
+        return
     stop = threading.Event()
     _stop_on_interrupt(stop)
     with make_display(as_json=as_json) as display:
@@ -118,6 +123,20 @@ for _name, _run, _kind, _extra in (
             no_args_is_help=True,
         )
     )
+
+
+@cli.command(no_args_is_help=True)
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+def export(checkpoint: Path, out: Path) -> None:
+    """Make a checkpoint into a model folder for transformers, vLLM and others.
+
+    An adapter is merged into its model; weights trained in float32 are written in float32.
+    """
+    from fulmen.launch.export import export as write
+
+    write(checkpoint, out)
+    click.echo(f"wrote {out}")
 
 
 def _stop_on_interrupt(stop: threading.Event) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from fulmen.schema.errors import ConfigError, ModelError
 
@@ -34,7 +34,7 @@ class AdapterConfig:
     """Size and place of an adapter."""
 
     rank: int
-    alpha: float
+    alpha: int
     targets: tuple[str, ...] = ()
     """Names of layers, as in `q_proj`; empty: all linear ones but the output embedding."""
     seed: int = 0
@@ -69,6 +69,10 @@ def add_adapter(model: PreTrainedModel, config: AdapterConfig) -> None:
                 hint="it has " + ", ".join(sorted(linear)),
             ) from error
     model.eval()
+    # Whoever loads the adapter finds the model from wherever that is done.
+    home = Path(model.name_or_path)
+    if (home / "config.json").is_file():
+        model.peft_config[_NAME].base_model_name_or_path = str(home.absolute())
     for layer in adapted_layers(model):
         # Partials of bound methods, not closures: a deep copy of the model gets its own.
         layer.forward = functools.partial(_switched, layer.forward, layer)
@@ -141,9 +145,31 @@ def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     return found
 
 
+def write_model(like: PreTrainedModel, weights: Mapping[str, Tensor], folder: Path) -> None:
+    """Write a model of such a kind, with these weights, in Hugging Face's format."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(like.config, dtype=like.dtype)
+    model.load_state_dict(weights, strict=False, assign=True)
+    model.tie_weights()
+    missing = [name for name, p in model.named_parameters() if p.is_meta]
+    assert not missing, f"weights that nobody gave: {missing[:3]}"
+    model.generation_config = like.generation_config
+    model.save_pretrained(folder)
+
+
 def save_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """Write the adapter in PEFT's format."""
-    model.save_pretrained(folder / FOLDER)
+    """Write the adapter in PEFT's format, for a model of any wrapping."""
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    # Transformers' own way would ask the Hub whether the vocabulary is the base's; it is.
+    weights = get_peft_model_state_dict(model, adapter_name=_NAME, save_embedding_layers=False)
+    target = folder / FOLDER
+    target.mkdir(parents=True, exist_ok=True)
+    prefixed = {f"base_model.model.{name}": w.contiguous() for name, w in weights.items()}
+    save_file(prefixed, target / _WEIGHTS, metadata={"format": "pt"})
+    config: Any = model.peft_config[_NAME]
+    config.save_pretrained(target)
 
 
 def load_adapter(model: PreTrainedModel, folder: Path) -> None:

@@ -26,6 +26,37 @@ class LoadedModel:
         return sum(p.numel() for p in self.model.parameters())
 
 
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """What a model folder holds beside the weights."""
+
+    config: Any
+    """transformers.PretrainedConfig."""
+    tokenizer: Any
+    """transformers.PreTrainedTokenizerBase with a chat template."""
+
+
+def read_folder(source: Path | str) -> ModelFolder:
+    """Read everything but the weights.
+
+    Raises:
+        ModelError: something needed is missing or unreadable; the message names it.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    _check_folder(source)
+    config = _load(AutoConfig, source, "configuration")
+    tokenizer = _load(AutoTokenizer, source, "tokenizer")
+    if not getattr(tokenizer, "chat_template", None):
+        raise ModelError(
+            f"model {str(source)!r} has no chat template, so messages cannot be rendered",
+            hint="use an instruction-tuned model, or add chat_template.jinja to the folder",
+        )
+    return ModelFolder(config, tokenizer)
+
+
 def load_model(
     source: Path | str,
     *,
@@ -38,24 +69,15 @@ def load_model(
         ModelError: something needed is missing or unreadable; the message names it.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
+    from transformers import AutoModelForCausalLM
 
-    logging.disable_progress_bar()
-    _check_folder(source)
-    config = _load(AutoConfig, source, "configuration")
-    tokenizer = _load(AutoTokenizer, source, "tokenizer")
-    if not getattr(tokenizer, "chat_template", None):
-        raise ModelError(
-            f"model {str(source)!r} has no chat template, so messages cannot be rendered",
-            hint="use an instruction-tuned model, or add chat_template.jinja to the folder",
-        )
+    folder = read_folder(source)
     model = _load(AutoModelForCausalLM, source, "weights", dtype=getattr(torch, dtype))
     model = model.to(device).eval()
-    text = config.get_text_config()
+    text = folder.config.get_text_config()
     return LoadedModel(
         model=model,
-        tokenizer=tokenizer,
+        tokenizer=folder.tokenizer,
         name=Path(source).name or str(source),
         max_context=int(getattr(text, "max_position_embeddings", None) or 4096),
     )
@@ -71,6 +93,11 @@ def _check_folder(source: Path | str) -> None:
         if looks_like_path:
             raise ModelError(f"model {str(source)!r}: no such folder")
         return
+    if (path / "adapter").is_dir() and not (path / "config.json").is_file():
+        raise ModelError(
+            f"{str(source)!r} holds an adapter and no model",
+            hint="`fulmen export` makes a model of it",
+        )
     if not (path / "config.json").is_file():
         raise ModelError(f"model {str(source)!r} has no config.json", hint="give a model folder")
     has_tokenizer = any(

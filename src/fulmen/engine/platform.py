@@ -9,6 +9,7 @@ on two cores bring each other to a halt.
 import ctypes
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 # glibc's malloc.h
@@ -27,6 +28,15 @@ class Prepared:
     passive_waiting: bool
     """OpenMP threads sleep at barriers."""
     threads: int
+
+
+def place(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """Rank of this process and number of processes, as torchrun says; (0, 1) without it.
+
+    >>> place({"RANK": "1", "WORLD_SIZE": "2"}), place({})
+    ((1, 2), (0, 1))
+    """
+    return int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
 
 
 def prepare_process(*, threads: int) -> Prepared:

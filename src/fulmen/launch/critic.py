@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from fulmen.engine.model import LoadedModel
+from fulmen.engine.platform import place
 from fulmen.launch.policy import load_policy
 from fulmen.learner.critic import Critic, OwnCritic, SharedCritic
 from fulmen.learner.optimiser import OptimiserConfig
@@ -17,11 +18,16 @@ def make_critic(
 
     Raises:
         ModelError: its model cannot be loaded.
-        ConfigError: its model has other tokens than the policy.
+        ConfigError: its model has other tokens than the policy, or there are several processes.
     """
     if config.advantage not in CRITIC_ADVANTAGES:
         return None
     if config.critic == "shared":
+        if place()[1] > 1:
+            raise ConfigError(
+                "a shared critic is for one process, and torchrun has started several",
+                hint="take --critic own",
+            )
         return SharedCritic(
             policy.model, coefficient=config.value_coefficient, clip=config.value_clip
         )

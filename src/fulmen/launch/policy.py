@@ -1,12 +1,14 @@
 """A model folder, loaded and served."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fulmen.engine.grammar import GrammarCompiler
 from fulmen.engine.model import LoadedModel, load_model
-from fulmen.engine.platform import prepare_process
+from fulmen.engine.platform import place, prepare_process
 from fulmen.engine.pytorch.engine import LocalEngine
 from fulmen.gateway.exchange import Policy
 from fulmen.gateway.render import ChatRenderer, make_renderer
@@ -24,12 +26,17 @@ def pick_device(device: str) -> str:
     """The device that `auto` stands for, after checking one that was named.
 
     Raises:
-        ConfigError: a device that this machine does not have.
+        ConfigError: a device that this machine does not have, or not for so many processes.
     """
     import torch
 
     if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    processes = place()[1]
+    if processes > 1 and device == "cuda":
+        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    elif processes > 1 and device.startswith("cuda:"):
+        raise ConfigError(f"device {device!r} is one for {processes} processes", hint="say cuda")
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -59,14 +66,25 @@ class ServedPolicy:
         return Policy(self.loaded.name, self.engine, self.renderer)
 
 
-def serve_policy(folder: Path | str, settings: RunSettings | ServeConfig) -> ServedPolicy:
-    """Load a model and serve it from this process; the caller closes the engine."""
+def make_voice(tokenizer: Any, config: Any) -> tuple[ChatRenderer, GrammarCompiler]:  # noqa: ANN401 - transformers'
+    """What turns messages into a model's tokens, and what knows which tokens a form allows."""
+    renderer = make_renderer(tokenizer, config.model_type)
+    vocabulary = config.get_text_config().vocab_size
+    return renderer, GrammarCompiler(tokenizer, vocabulary, renderer.stop_ids)
+
+
+def serve_policy(
+    folder: Path | str,
+    settings: RunSettings | ServeConfig,
+    shape: Callable[[Any], None] = lambda _: None,
+) -> ServedPolicy:
+    """Load a model and serve it from this process; the caller closes the engine.
+
+    `shape` is applied to the model before it is served: an adapter is put into it.
+    """
     loaded = load_policy(folder, settings)
-    config = loaded.model.config
-    renderer = make_renderer(loaded.tokenizer, config.model_type)
-    grammars = GrammarCompiler(
-        loaded.tokenizer, config.get_text_config().vocab_size, renderer.stop_ids
-    )
+    shape(loaded.model)
+    renderer, grammars = make_voice(loaded.tokenizer, loaded.model.config)
     engine = LocalEngine(
         loaded.model,
         name=loaded.name,

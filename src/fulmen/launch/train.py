@@ -1,21 +1,22 @@
-"""`fulmen train`: everything in one process, from settings to a trained model."""
+"""`fulmen train`: from settings to a trained model."""
 
 import asyncio
 import os
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from msgspec import convert
 
+from fulmen.engine.platform import place
 from fulmen.launch.air import read_rules
 from fulmen.launch.crediting import make_crediting, make_scorers
+from fulmen.launch.learning import follow_run, joined, make_learner, serve_trained
 from fulmen.launch.memory import PeakMemory
-from fulmen.launch.policy import ServedPolicy, load_policy, serve_policy
 from fulmen.launch.rig import read_inputs, running
+from fulmen.learner.together import end
 from fulmen.runner.agents import check_agent, parse_agent
-from fulmen.schema.codec import to_json
+from fulmen.schema.codec import from_msgpack, to_json, to_msgpack
 from fulmen.schema.training import TrainConfig
 from fulmen.store.open import open_store
 from fulmen.trainer.evaluation import samples_of
@@ -37,12 +38,22 @@ def train(
 ) -> RunFinished:
     """Train an agent's policy and return what came of it.
 
-    Blocks until the last step, or until `stop` is set and the step under way is finished.
+    Blocks until the last step, or until `stop` is set and the step under way is finished. Of the
+    processes that torchrun starts, the first does everything; the others compute with it, and
+    return the same.
 
     Raises:
         FulmenError: something the user gave cannot be used; nothing is lost that was there.
     """
+    if place()[0] > 0:
+        return _follow(config)
     return asyncio.run(_train(config, listen, stop or threading.Event(), origins or {}))
+
+
+def _follow(config: TrainConfig) -> RunFinished:
+    with joined(config) as ranks:
+        assert ranks is not None, "there is a process before this one"
+        return from_msgpack(RunFinished, follow_run(config, ranks))
 
 
 async def _train(
@@ -58,11 +69,11 @@ async def _train(
         for task in inputs.tasks:
             kind_of(task, config.task_kind)
     folder, resume = open_folder(config.out, _name(config.agent), config.if_exists)
-    with folder, PeakMemory() as peak:
+    with folder, PeakMemory() as peak, joined(config) as ranks:
         history = await _history(folder) if resume else History()
         folder.write_config(config, origins)
-        policy = serve_policy(history.checkpoint or config.model, config)
-        learner = _learner(config, policy, history.checkpoint)
+        policy = serve_trained(config, history.checkpoint)
+        learner = make_learner(config, policy, history.checkpoint, ranks)
         async with running(config, folder, policy, inputs, listen) as rig:
             listen(
                 RunStarted(
@@ -96,42 +107,10 @@ async def _train(
             )
             await run_steps(parts, history)
         finished = _finished(config, folder, history, peak.mb)
+        if ranks is not None:
+            end(ranks, to_msgpack(finished))
     listen(finished)
     return finished
-
-
-def _learner(config: TrainConfig, policy: ServedPolicy, checkpoint: Path | None):  # noqa: ANN202
-    """The learner on the engine's own weights, going on from a checkpoint if there is one."""
-    from fulmen.launch.critic import make_critic
-    from fulmen.launch.objective import make_objective
-    from fulmen.learner.learner import Learner
-    from fulmen.learner.optimiser import OptimiserConfig
-
-    # With a KL term the reference is the model that training began with, not the checkpoint.
-    needs_reference = config.kl_coefficient > 0 and checkpoint is not None
-    optimiser = OptimiserConfig(
-        learning_rate=config.learning_rate,
-        warmup_steps=config.warmup_steps,
-        schedule=config.schedule,
-        total_steps=config.steps * config.updates_per_step,
-        max_grad_norm=config.max_grad_norm,
-        weight_decay=config.weight_decay,
-        beta2=config.adam_beta2,
-    )
-    learner = Learner(
-        policy.loaded.model,
-        objective=make_objective(config),
-        optimiser=optimiser,
-        updating=policy.engine.updating,
-        grammars=policy.grammars,
-        reference=load_policy(config.model, config).model if needs_reference else None,
-        critic=make_critic(config, policy.loaded, optimiser),
-    )
-    if checkpoint is not None:
-        learner.load(checkpoint)
-        with policy.engine.updating(learner.version):
-            """Only the version is new: the weights came with the model."""
-    return learner
 
 
 async def _history(folder: RunFolder) -> History:

@@ -53,6 +53,8 @@ class MicroBatch:
     """(N,) int64, 0 … M−1, rising."""
     items: Sequence[Credited]
     """The M calls."""
+    counts: bool = True
+    """False: computed only because other processes compute; weighs nothing, is in no metric."""
 
     @property
     def positions(self) -> int:

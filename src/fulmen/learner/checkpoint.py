@@ -21,16 +21,20 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from fulmen.schema.errors import ModelError
 
+STATE, PROGRESS = "state", "learner.json"
+"""Within a checkpoint: the folder of tensors, and how far the learner has come."""
 
-def save_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors into a folder that is not there yet; all processes at once, the same names."""
+
+def save_tensors(folder: Path, tensors: Mapping[str, Tensor], *, alone: bool = False) -> None:
+    """Write tensors into a folder that is not there yet; all processes at once, the same names,
+    or this one `alone`."""
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     with _alone():
-        save(_flat(tensors), storage_writer=writer, no_dist=not dist.is_initialized())
+        save(_flat(tensors), storage_writer=writer, no_dist=alone or not dist.is_initialized())
 
 
-def load_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Read tensors in place; all processes at once.
+def load_tensors(folder: Path, tensors: Mapping[str, Tensor], *, alone: bool = False) -> None:
+    """Read tensors in place; all processes at once, or this one `alone`.
 
     Raises:
         ModelError: one of them is not there, or has another shape.
@@ -47,7 +51,7 @@ def load_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
             )
     reader = HuggingFaceStorageReader(str(folder))
     with _alone():
-        load(wanted, storage_reader=reader, no_dist=not dist.is_initialized())
+        load(wanted, storage_reader=reader, no_dist=alone or not dist.is_initialized())
 
 
 def saved_shapes(folder: Path) -> dict[str, tuple[int, ...]]:

@@ -1,11 +1,11 @@
 """The learner: credited transitions in, better weights out.
 
 Four verbs, so that any training back end fits behind them: `forward_backward`, `optim_step`
-(which publishes), `save`, `load`. This one trains a Hugging Face model in the process, sharing its
-weights with the engine: publishing is a version number and costs no copy.
+(which publishes), `save`, `load`. A model in this process shares its weights with the engine, so
+publishing is a version number and costs no copy; weights spread over several processes
+(`sharded.py`) are brought together for it.
 """
 
-import copy
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -20,17 +20,23 @@ from fulmen.engine.grammar import GrammarCompiler
 from fulmen.engine.pytorch.attention import prepare
 from fulmen.learner.batch import Layout, MicroBatch, lay_out
 from fulmen.learner.calls import CallNumbers, by_call, in_lists, uncredited
-from fulmen.learner.checkpoint import load_tensors, save_tensors
+from fulmen.learner.checkpoint import (
+    PROGRESS,
+    STATE,
+    load_tensors,
+    save_tensors,
+    saved_shapes,
+)
 from fulmen.learner.critic import Critic, OwnCritic, SharedCritic, foresee
 from fulmen.learner.exclusion import select, usable, weighted
 from fulmen.learner.kl import k1
-from fulmen.learner.layouts import layout_for
 from fulmen.learner.logprobs import score
 from fulmen.learner.metrics import Tally
 from fulmen.learner.objective import Objective
 from fulmen.learner.optimiser import Optimiser, OptimiserConfig
 from fulmen.learner.terms import Terms
 from fulmen.learner.vocabulary import TokenScores
+from fulmen.learner.weights import Forward, Weights, Whole
 from fulmen.schema.codec import from_json, to_json
 from fulmen.schema.errors import ConfigError
 from fulmen.schema.records import Credited, Record, Transition
@@ -53,37 +59,38 @@ class Learner:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        policy: PreTrainedModel | Weights,
         *,
         objective: Objective,
         optimiser: OptimiserConfig,
         updating: Updating,
-        reference: PreTrainedModel | None = None,
+        reference: PreTrainedModel | Forward | None = None,
         grammars: GrammarCompiler | None = None,
         critic: Critic | None = None,
     ) -> None:
-        """`reference` is the policy that the KL term holds on to; default: `model` as it is now.
+        """`reference` is the policy that the KL term holds on to; default: `policy` as it is now.
 
         `grammars` repeats what tokens were sampled under; needed where calls have a grammar.
-        `critic` learns what `values` says; a shared one sits on `model`. The layout is found out,
+        `critic` learns what `values` says; a shared one sits on `policy`. The layout is found out,
         and `why` says why it is not trees; it may be set to another.
         """
-        self.model = model
+        self.weights: Weights = Whole(policy) if isinstance(policy, PreTrainedModel) else policy
         self.version = 0
         self.objective = objective
         self.layout: Layout
-        self.layout, self.why = layout_for(model)
+        self.layout, self.why = self.weights.layout()
         self._critic = critic
         self._shared = critic if isinstance(critic, SharedCritic) else None
-        self._optimiser = Optimiser(_trained(model, self._shared), optimiser)
+        self._optimiser = Optimiser(_trained(self.weights.model, self._shared), optimiser)
         self._updating = updating
         self._grammars = grammars
-        self._reference: PreTrainedModel | None = None
+        self._reference: Forward | None = None
         if objective.kl_coefficient > 0 or objective.kl_in_reward:
-            if reference is not None and self.layout != "chain":
-                prepare(reference)
-            self._reference = (reference or copy.deepcopy(model)).requires_grad_(False)
-        self._device = next(model.parameters()).device
+            if isinstance(reference, PreTrainedModel):
+                if self.layout != "chain":
+                    prepare(reference)
+                reference = Whole(reference.requires_grad_(False))
+            self._reference = reference or self.weights.frozen()
 
     def learn(self, credited: Sequence[Credited]) -> dict[str, float]:
         """Take one training step; returns its metrics. Without any signal nothing changes.
@@ -115,6 +122,7 @@ class Learner:
                 tally.add_skipped()
             else:
                 tally.add_update(*done)
+        self.weights.total(tally)
         return tally.metrics(
             sampled_tokens=_sampled(credited),
             transition_tokens=sum(
@@ -145,8 +153,9 @@ class Learner:
             on_policy: the weights are those that sampled, so that differences are no learning.
         """
         for batch in self._lay_out(items, weights):
-            scores = score(
-                self.model,
+            own = tally if batch.counts else Tally()
+            scores = self.weights.run(
+                score,
                 batch,
                 grammars=self._grammars,
                 entropy_gradient=self.objective.entropy_coefficient > 0,
@@ -154,12 +163,12 @@ class Learner:
             )
             anchor = self._anchor(batch, scores, old or {}, on_policy)
             terms = Terms(scores.logprobs, anchor, batch.logprobs, batch.advantages, batch.calls)
-            tally.add_computed(batch.positions)
+            own.add_computed(batch.positions)
             if on_policy:
-                tally.add_gap(terms)
-            loss = self._loss(batch, scores, terms, tally)
+                own.add_gap(terms)
+            loss = self._loss(batch, scores, terms, own)
             if self._shared is not None and scores.values is not None:
-                loss = loss + self._shared.loss(scores.values, batch, old_values or {}, tally)
+                loss = loss + self._shared.loss(scores.values, batch, old_values or {}, own)
             loss.backward()
 
     def _loss(
@@ -187,13 +196,15 @@ class Learner:
         return (batch.weights[fit] * tokens).sum()
 
     def _lay_out(self, items: Sequence[Credited], weights: Sequence[float]) -> list[MicroBatch]:
-        return lay_out(
+        """This process's micro-batches; of the same calls always the same."""
+        batches = lay_out(
             items,
             weights,
             layout=self.layout,
             max_tokens=self.objective.micro_batch_tokens,
-            device=self._device,
+            device=self.weights.device,
         )
+        return self.weights.share(batches)
 
     def values(self, transitions: Sequence[Transition]) -> list[list[float]]:
         """What the critic foresees just before each completion token, in the order given; an empty
@@ -220,18 +231,18 @@ class Learner:
         reference, items = self._held(), uncredited(transitions)
         found = by_call(
             self._lay_out(items, [0.0] * len(items)),
-            lambda batch: k1(self._logprobs(self.model, batch), self._logprobs(reference, batch)),
+            lambda batch: k1(self._logprobs(self.weights, batch), self._logprobs(reference, batch)),
         )
-        return in_lists(items, found)
+        return in_lists(items, self.weights.collect(items, found))
 
-    def _held(self) -> PreTrainedModel:
+    def _held(self) -> Forward:
         if self._reference is None:
             raise ConfigError("this learner has no reference", hint="set kl_in_reward")
         return self._reference
 
-    def _logprobs(self, model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
-        """(N,) log π of the batch's tokens under a model."""
-        return score(model, batch, grammars=self._grammars).logprobs
+    def _logprobs(self, policy: Forward, batch: MicroBatch) -> torch.Tensor:
+        """(N,) log π of the batch's tokens under a policy."""
+        return policy.run(score, batch, grammars=self._grammars).logprobs
 
     def _old_logprobs(self, later: Sequence[Credited]) -> CallNumbers:
         """log π_old of the calls of all updates but the first, whose own forward pass is soon
@@ -239,13 +250,14 @@ class Learner:
         if self.objective.old == "engine":
             return {}
         batches = self._lay_out(later, [0.0] * len(later))
-        return by_call(batches, lambda batch: self._logprobs(self.model, batch))
+        found = by_call(batches, lambda batch: self._logprobs(self.weights, batch))
+        return self.weights.collect(later, found)
 
     def _old_values(self, later: Sequence[Credited]) -> CallNumbers:
         """What a shared critic foresees as the weights are now; nothing where there is none."""
         if self._shared is None:
             return {}
-        head, decoder = self._shared.head, self.model.get_decoder()
+        head, decoder = self._shared.head, self.weights.model.get_decoder()
         batches = self._lay_out(later, [0.0] * len(later))
         return by_call(batches, lambda batch: foresee(decoder, batch, head))
 
@@ -282,28 +294,39 @@ class Learner:
             return None
         with self._updating(self.version + 1):
             rate = self._optimiser.step()
+            self.weights.publish()
             self.version += 1
         return norm, rate
 
-    def save(self, folder: Path) -> None:
-        """Write weights (Hugging Face format) and optimiser state into an existing folder."""
-        self.model.save_pretrained(folder)
-        save_tensors(folder / "state", self._optimiser.tensors())
+    def save(self, folder: Path, *, final: bool = True) -> None:
+        """Write the policy and the state of training into an existing folder.
+
+        If it is not `final`, of a policy with an adapter only that is written.
+        """
+        self.weights.save(folder, final=final)
+        save_tensors(folder / STATE, self.weights.tensors() | self._optimiser.tensors())
+        if not self.weights.first:
+            return
         own = self._critic.optimiser.steps_done if isinstance(self._critic, OwnCritic) else 0
         progress = Progress(
             version=self.version, optimiser_steps=self._optimiser.steps_done, critic_steps=own
         )
         if self._critic is not None:
-            save_tensors(folder / "critic", self._critic.tensors())
-        folder.joinpath("learner.json").write_bytes(to_json(progress))
+            save_tensors(folder / "critic", self._critic.tensors(), alone=True)
+        folder.joinpath(PROGRESS).write_bytes(to_json(progress))
 
     def load(self, folder: Path) -> None:
-        """Take optimiser state and version from `folder`; the weights come with the model."""
-        load_tensors(folder / "state", self._optimiser.tensors())
-        progress = from_json(Progress, folder.joinpath("learner.json").read_bytes())
+        """Take the state of training from `folder`; the policy itself is that of `folder` already.
+
+        Any number of processes may have written it.
+        """
+        saved = saved_shapes(folder / STATE)
+        more = {name: tensor for name, tensor in self.weights.tensors().items() if name in saved}
+        load_tensors(folder / STATE, more | self._optimiser.tensors())
+        progress = from_json(Progress, folder.joinpath(PROGRESS).read_bytes())
         self.version, self._optimiser.steps_done = progress.version, progress.optimiser_steps
         if self._critic is not None:
-            load_tensors(folder / "critic", self._critic.tensors())
+            load_tensors(folder / "critic", self._critic.tensors(), alone=True)
         if isinstance(self._critic, OwnCritic):
             self._critic.optimiser.steps_done = progress.critic_steps
 

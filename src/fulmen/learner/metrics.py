@@ -9,6 +9,21 @@ from fulmen.learner.corrections import effective_share
 from fulmen.learner.losses import ValueLoss
 from fulmen.learner.ratios import MAX_LOG_RATIO
 from fulmen.learner.terms import PolicyLoss, Terms
+from fulmen.schema.codec import pack_floats, unpack_floats
+from fulmen.schema.records import Record
+
+
+class Counted(Record, frozen=True, kw_only=True):
+    """What a tally has counted of tokens, to be added to that of another process."""
+
+    sums: dict[str, float]
+    counts: dict[str, int]
+    maxima: dict[str, float]
+    computed: int
+    unusable: int
+    corrections: bytes
+    """Factors as float32."""
+
 
 _MOMENTS = ("return", "return_square", "surprise", "surprise_square")
 """Sums that are no metrics themselves."""
@@ -57,7 +72,7 @@ class Tally:
         """Add the factors of a correction, (N,)."""
         self._add("correction", weights)
         self._add("corrected_away", (weights == 0).float())
-        self._weights.append(weights)
+        self._weights.append(weights.detach().cpu())
 
     def add_values(self, critic: ValueLoss, before: Tensor, returns: Tensor) -> None:
         """Add what the critic makes of the tokens of one micro-batch, (N,) each; `before` is what
@@ -93,6 +108,30 @@ class Tally:
         """Add one optimiser step."""
         self._grad_norms.append(grad_norm)
         self._rate = learning_rate
+
+    def counted(self) -> Counted:
+        """What this process has counted, without optimiser steps, which all take together."""
+        factors = torch.cat(self._weights).tolist() if self._weights else []
+        return Counted(
+            sums=self._sums,
+            counts=self._counts,
+            maxima=self._maxima,
+            computed=self._computed,
+            unusable=self._unusable,
+            corrections=pack_floats(factors),
+        )
+
+    def add(self, other: Counted) -> None:
+        """Add what another process has counted."""
+        for name, value in other.sums.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value
+            self._counts[name] = self._counts.get(name, 0) + other.counts[name]
+        for name, value in other.maxima.items():
+            self._maxima[name] = max(self._maxima.get(name, 0.0), value)
+        self._computed += other.computed
+        self._unusable += other.unusable
+        if other.corrections:
+            self._weights.append(torch.tensor(unpack_floats(other.corrections)))
 
     def metrics(
         self, *, sampled_tokens: int, transition_tokens: int, seconds: float

@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from fulmen.schema.config import Common, RunSettings, Settings, nearest
 from fulmen.schema.presets import with_preset
@@ -128,7 +128,33 @@ class LossSettings(Settings):
     """Tokens in one forward pass of the learner, padding included."""
 
 
-class TrainConfig(CreditSettings, LossSettings, RunSettings):
+def _words(value: object) -> object:
+    """`"q_proj,v_proj"` of the command line as the tuple of TOML and Python.
+
+    >>> _words("q_proj, v_proj")
+    ('q_proj', 'v_proj')
+    """
+    if not isinstance(value, str):
+        return value
+    return tuple(word.strip() for word in value.split(",") if word.strip())
+
+
+class ScaleSettings(Settings):
+    """What makes room for larger models."""
+
+    lora_rank: int | None = Field(default=None, ge=1)
+    """Train a LoRA adapter of this rank in the place of all weights; needs `fulmen[lora]`."""
+    lora_alpha: int | None = Field(default=None, ge=1)
+    """What the adapter adds is multiplied by this ÷ rank; default: twice the rank."""
+    lora_targets: Annotated[tuple[str, ...], BeforeValidator(_words)] = ()
+    """Names of the layers that get an adapter, as in `q_proj,v_proj`; default: all linear ones."""
+    activation_checkpointing: bool = False
+    """Keep only the input of each layer for the backward pass, and compute the rest again there."""
+    offload_optimiser: bool = False
+    """Keep the optimiser's state in the CPU's memory, and step there."""
+
+
+class TrainConfig(CreditSettings, LossSettings, ScaleSettings, RunSettings):
     """Settings of `fulmen train`."""
 
     algorithm: Annotated[str | None, Common] = None
@@ -199,6 +225,8 @@ class TrainConfig(CreditSettings, LossSettings, RunSettings):
                 f"overlong_buffer is {self.overlong_buffer}, more than overlong_tokens, of which "
                 "it is the last part"
             )
+        if self.lora_rank is None and (self.lora_alpha or self.lora_targets):
+            raise ValueError("lora_alpha and lora_targets need a lora_rank")
         if self.kl_in_reward and self.kl_coefficient == 0:
             raise ValueError("kl_in_reward needs a kl_coefficient above 0")
         if self.correction != "none" and self.old_logprobs == "engine":

@@ -176,7 +176,8 @@ def _save(parts: Parts, step: int) -> Path:
     for leftover in (draft, target):
         shutil.rmtree(leftover, ignore_errors=True)
     draft.mkdir(parents=True)
-    parts.learner.save(draft)
+    last = step == parts.config.steps or parts.stop.is_set()
+    parts.learner.save(draft, final=last)
     parts.save_model(draft)
     draft.rename(target)
     return target

@@ -1,0 +1,182 @@
+"""The learner of a run, from its settings: in one process, or in those that torchrun starts."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from fulmen.engine.adapters import AdapterConfig, add_adapter, load_adapter
+from fulmen.engine.model import LoadedModel, read_folder
+from fulmen.engine.platform import place, prepare_process
+from fulmen.launch.critic import make_critic
+from fulmen.launch.objective import make_objective
+from fulmen.launch.policy import (
+    ServedPolicy,
+    load_policy,
+    make_voice,
+    model_threads,
+    pick_device,
+    serve_policy,
+)
+from fulmen.learner.activations import checkpoint_layers
+from fulmen.learner.learner import Learner
+from fulmen.learner.optimiser import OptimiserConfig
+from fulmen.learner.ranks import Ranks
+from fulmen.learner.sharded import Plan, Sharded
+from fulmen.learner.together import LeadingLearner, follow
+from fulmen.schema.training import TrainConfig
+
+
+def serve_trained(config: TrainConfig, checkpoint: Path | None) -> ServedPolicy:
+    """The policy of a run as it is now: its model or its last checkpoint, served."""
+    source = config.model if config.lora_rank else checkpoint or config.model
+    return serve_policy(source, config, partial(_adapt, config, checkpoint))
+
+
+@contextmanager
+def joined(config: TrainConfig) -> Iterator[Ranks | None]:
+    """The processes of this run, this one among them; None if it is alone."""
+    if place()[1] == 1:
+        yield None
+        return
+    prepare_process(threads=model_threads(config.threads))
+    ranks = Ranks(torch.device(pick_device(config.device)))
+    yield ranks
+    # After an error nothing is said: the others may be in the middle of something together, and
+    # end when this process does.
+    ranks.close()
+
+
+def make_learner(
+    config: TrainConfig, policy: ServedPolicy, checkpoint: Path | None, ranks: Ranks | None
+) -> Learner:
+    """The learner on the engine's weights, going on from a checkpoint if there is one."""
+    arguments = _arguments(config) | {
+        "updating": policy.engine.updating,
+        "grammars": policy.grammars,
+        "critic": make_critic(config, policy.loaded, _optimiser(config)),
+    }
+    base = None
+    if _needs_reference(config, resumed=checkpoint is not None):
+        base = load_policy(config.model, config)
+    if ranks is None:
+        learner = _alone(config, policy, base, arguments)
+    else:
+        ranks.broadcast(json.dumps({"resumed": checkpoint is not None}).encode())
+        model = policy.loaded.model
+        weights = Sharded(ranks, model, model.config, _plan(config, trained=True))
+        reference = _reference(config, ranks, base, model.config) if base else None
+        learner = LeadingLearner(ranks, weights, reference=reference, **arguments)
+    if checkpoint is not None:
+        learner.load(checkpoint)
+        with policy.engine.updating(learner.version):
+            """Only the version is new: the weights came with the model."""
+    return learner
+
+
+def follow_run(config: TrainConfig, ranks: Ranks) -> bytes:
+    """Be one of the other processes until the run ends; returns the outcome that the first gives.
+
+    Raises:
+        EngineError: the first process has ended without a word.
+    """
+    folder = read_folder(config.model)
+    resumed = json.loads(ranks.broadcast())["resumed"]
+    weights = Sharded(ranks, None, folder.config, _plan(config, trained=True))
+    reference = None
+    if _needs_reference(config, resumed=resumed):
+        reference = _reference(config, ranks, None, folder.config)
+    learner = Learner(
+        weights,
+        reference=reference,
+        grammars=make_voice(folder.tokenizer, folder.config)[1],
+        updating=lambda _: nullcontext(),
+        **_arguments(config),
+    )
+    return follow(ranks, learner)
+
+
+def _alone(
+    config: TrainConfig, policy: ServedPolicy, base: LoadedModel | None, arguments: dict[str, Any]
+) -> Learner:
+    if config.activation_checkpointing:
+        checkpoint_layers(policy.loaded.model)
+    reference = base.model if base is not None else None
+    return Learner(policy.loaded.model, reference=reference, **arguments)
+
+
+def _needs_reference(config: TrainConfig, *, resumed: bool) -> bool:
+    """With a KL term the reference is the model that training began with, not the checkpoint. With
+    an adapter that is the model without it, which is there anyway."""
+    return config.kl_coefficient > 0 and resumed and not config.lora_rank
+
+
+def _reference(
+    config: TrainConfig, ranks: Ranks, base: LoadedModel | None, shape: PretrainedConfig
+) -> Sharded:
+    whole = base.model if base is not None else None
+    reference = Sharded(ranks, whole, shape, _plan(config, trained=False))
+    reference.whole = None  # it was there to be cut
+    return reference
+
+
+def _plan(config: TrainConfig, *, trained: bool) -> Plan:
+    return Plan(
+        dtype=getattr(torch, config.dtype),
+        offload=config.offload_optimiser,
+        shape=partial(_shape, config) if trained else _freeze,
+    )
+
+
+def _shape(config: TrainConfig, model: PreTrainedModel) -> None:
+    _adapt(config, None, model)
+    if config.activation_checkpointing:
+        checkpoint_layers(model)
+
+
+def _freeze(model: PreTrainedModel) -> None:
+    model.requires_grad_(False)
+
+
+def _adapt(config: TrainConfig, checkpoint: Path | None, model: PreTrainedModel) -> None:
+    """Put an adapter into the model if one is trained: that of the checkpoint, or a new one."""
+    if config.lora_rank is None:
+        return
+    adapter = AdapterConfig(
+        rank=config.lora_rank,
+        alpha=config.lora_alpha or 2 * config.lora_rank,
+        targets=config.lora_targets,
+        seed=config.seed,
+    )
+    add_adapter(model, adapter)
+    if checkpoint is not None:
+        load_adapter(model, checkpoint)
+
+
+def _arguments(config: TrainConfig) -> dict[str, Any]:
+    """What the learner of every process is given."""
+    # Several processes keep their parts of the weights in the CPU's memory, and the rest with them.
+    alone = config.offload_optimiser and place()[1] == 1
+    return {
+        "objective": make_objective(config),
+        "optimiser": replace(_optimiser(config), offload=alone),
+    }
+
+
+def _optimiser(config: TrainConfig) -> OptimiserConfig:
+    return OptimiserConfig(
+        learning_rate=config.learning_rate,
+        warmup_steps=config.warmup_steps,
+        schedule=config.schedule,
+        total_steps=config.steps * config.updates_per_step,
+        max_grad_norm=config.max_grad_norm,
+        weight_decay=config.weight_decay,
+        beta2=config.adam_beta2,
+        offload=config.offload_optimiser,
+    )
