@@ -97,8 +97,8 @@ class NotingLearner:
         self.given.append(credited)
         return {}
 
-    def save(self, folder: Path) -> None:
-        (folder / "version").write_text(str(self.version))
+    def save(self, folder: Path, *, final: bool) -> None:
+        (folder / "version").write_text(f"{self.version}{' final' if final else ''}")
 
 
 @contextlib.asynccontextmanager

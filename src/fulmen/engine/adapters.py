@@ -70,9 +70,9 @@ def add_adapter(model: PreTrainedModel, config: AdapterConfig) -> None:
             ) from error
     model.eval()
     # Whoever loads the adapter finds the model from wherever that is done.
-    home = Path(model.name_or_path)
-    if (home / "config.json").is_file():
-        model.peft_config[_NAME].base_model_name_or_path = str(home.absolute())
+    home = model.name_or_path
+    if home and (Path(home) / "config.json").is_file():
+        model.peft_config[_NAME].base_model_name_or_path = str(Path(home).absolute())
     for layer in adapted_layers(model):
         # Partials of bound methods, not closures: a deep copy of the model gets its own.
         layer.forward = functools.partial(_switched, layer.forward, layer)

@@ -16,6 +16,8 @@ from fulmen.schema.errors import EngineError
 
 _PATIENCE = timedelta(days=30)
 """How long a process waits for the next order: rollouts of a step may take hours."""
+_STEP = timedelta(hours=1)
+"""How long it waits within a step, while the first trains a critic or writes a model, say."""
 
 
 class Ranks:
@@ -25,7 +27,9 @@ class Ranks:
         """Join the others, each with a device of the same kind."""
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        # Both: parts of weights may be kept in the CPU's memory, and are summed where they are.
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=_STEP)
         self.device = device
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
