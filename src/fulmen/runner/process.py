@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeAlias
 
 from fulmen.runner.wire import (
@@ -28,6 +28,28 @@ from fulmen.schema.records import Lease, Outcome
 
 Ending = Callable[[Lease, Outcome], Awaitable[None]]
 Observation: TypeAlias = Seen | Rewarded | Hint
+
+
+_OF_TORCHRUN = (
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+)
+
+
+def _for_agents(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what torchrun tells its own processes: an agent that loads PyTorch
+    would take itself for one of them.
+
+    >>> _for_agents({"RANK": "0", "TORCHELASTIC_RUN_ID": "7", "HOME": "/"})
+    {'HOME': '/'}
+    """
+    if "TORCHELASTIC_RUN_ID" not in environment:
+        return dict(environment)
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in _OF_TORCHRUN and not name.startswith("TORCHELASTIC_")
+    }
 
 
 class WorkerProcess:
@@ -101,7 +123,7 @@ class WorkerProcess:
             stderr=asyncio.subprocess.DEVNULL,
             # A group of its own: Ctrl-C is for the pool, which stops its workers in order.
             start_new_session=True,
-            env={"OMP_NUM_THREADS": "1", **os.environ},
+            env={"OMP_NUM_THREADS": "1"} | _for_agents(os.environ),
         )
 
     async def listen(self) -> str:
