@@ -2,7 +2,7 @@
 
 import asyncio
 
-from fulmen.launch.policy import serve_policy
+from fulmen.launch.policy import policy_sources, served_policies
 from fulmen.launch.rig import read_inputs, running
 from fulmen.runner.agents import check_agent, parse_agent
 from fulmen.schema.config import EvalConfig
@@ -30,8 +30,10 @@ async def _evaluate(
     inputs = read_inputs(config)
     folder, _ = open_folder(config.out, "eval", config.if_exists)
     with folder:
-        policy = serve_policy(config.model, config)
-        async with running(config, folder, policy, inputs, listen) as rig:
+        async with (
+            served_policies(policy_sources(config), config) as policies,
+            running(config, folder, policies, inputs, listen) as rig,
+        ):
             done, graded = await measure(
                 rig.collector,
                 config,

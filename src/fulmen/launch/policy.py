@@ -1,9 +1,13 @@
-"""A model folder, loaded and served."""
+"""Policies: model folders, named, loaded and served."""
 
 import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote, unquote
 
+from fulmen.credit.selection import patterns_of
 from fulmen.engine.grammar import GrammarCompiler
 from fulmen.engine.model import LoadedModel, load_model
 from fulmen.engine.platform import prepare_process
@@ -12,6 +16,69 @@ from fulmen.gateway.exchange import Policy
 from fulmen.gateway.render import ChatRenderer, make_renderer
 from fulmen.schema.config import RunSettings, ServeConfig
 from fulmen.schema.errors import ConfigError
+
+_POLICIES = "policies"
+"""Within a checkpoint, beside the files of the first policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySource:
+    """A policy as the settings name it; nothing is loaded yet."""
+
+    name: str
+    """Shown to clients, and carried by calls."""
+    model: str
+    """Folder or Hub id of what it begins with."""
+    agents: tuple[str, ...] = ()
+    """Patterns of the agents whose model it is; none: of all that have no other."""
+    place: str = "."
+    """Its folder within a checkpoint."""
+
+
+def main_source(model: str) -> PolicySource:
+    """The policy of agents that have no other.
+
+    >>> main_source("Qwen/Qwen3-1.7B").name
+    'Qwen3-1.7B'
+    """
+    return PolicySource(Path(model).name or model, model)
+
+
+def policy_sources(settings: RunSettings) -> list[PolicySource]:
+    """All policies of a run, the main one first.
+
+    Raises:
+        ConfigError: a policy of an agent has the name of the main one.
+    """
+    main = main_source(settings.model)
+    if main.name in settings.policies:
+        raise ConfigError(
+            f"policy {main.name!r} has the name of the model of all other agents",
+            hint="rename the model's folder",
+        )
+    # Patterns have characters that no folder's name should.
+    own = [
+        PolicySource(name, model, patterns_of(name), f"{_POLICIES}/{quote(name, safe='')}")
+        for name, model in settings.policies.items()
+    ]
+    return [main, *own]
+
+
+def check_same_policies(sources: Sequence[PolicySource], checkpoint: Path) -> None:
+    """Raises ConfigError if a checkpoint is of other policies than these."""
+    kept = {f"{_POLICIES}/{folder.name}" for folder in checkpoint.glob(f"{_POLICIES}/*")}
+    for source in sources[1:]:
+        if source.place not in kept:
+            raise ConfigError(
+                f"{checkpoint} has no policy {source.name!r}: the run was begun without it",
+                hint="begin a new run for it",
+            )
+    if lost := sorted(kept - {source.place for source in sources}):
+        name = unquote(lost[0].removeprefix(f"{_POLICIES}/"))
+        raise ConfigError(
+            f"{checkpoint} has a policy {name!r}, which the settings do not name",
+            hint=f"give --policy '{name}=…' as when the run was begun",
+        )
 
 
 def model_threads(threads: int | None) -> int:
@@ -46,8 +113,9 @@ def load_policy(folder: Path | str, settings: RunSettings | ServeConfig) -> Load
 
 @dataclass(frozen=True, slots=True)
 class ServedPolicy:
-    """A model with everything that serving it takes."""
+    """A policy with everything that serving it takes."""
 
+    source: PolicySource
     loaded: LoadedModel
     renderer: ChatRenderer
     grammars: GrammarCompiler
@@ -56,12 +124,15 @@ class ServedPolicy:
     @property
     def as_policy(self) -> Policy:
         """As the gateway knows it."""
-        return Policy(self.loaded.name, self.engine, self.renderer)
+        return Policy(self.source.name, self.engine, self.renderer)
 
 
-def serve_policy(folder: Path | str, settings: RunSettings | ServeConfig) -> ServedPolicy:
-    """Load a model and serve it from this process; the caller closes the engine."""
-    loaded = load_policy(folder, settings)
+def serve_policy(
+    source: PolicySource, settings: RunSettings | ServeConfig, checkpoint: Path | None = None
+) -> ServedPolicy:
+    """Load a policy, as it came or as a checkpoint has it, and serve it from this process; the
+    caller closes the engine."""
+    loaded = load_policy(checkpoint / source.place if checkpoint else source.model, settings)
     config = loaded.model.config
     renderer = make_renderer(loaded.tokenizer, config.model_type)
     grammars = GrammarCompiler(
@@ -69,9 +140,27 @@ def serve_policy(folder: Path | str, settings: RunSettings | ServeConfig) -> Ser
     )
     engine = LocalEngine(
         loaded.model,
-        name=loaded.name,
+        name=source.name,
         max_context=loaded.max_context,
         max_batch=settings.max_batch,
         grammars=grammars,
     )
-    return ServedPolicy(loaded, renderer, grammars, engine)
+    return ServedPolicy(source, loaded, renderer, grammars, engine)
+
+
+@asynccontextmanager
+async def served_policies(
+    sources: Sequence[PolicySource], settings: RunSettings, checkpoint: Path | None = None
+) -> AsyncIterator[list[ServedPolicy]]:
+    """All policies of a run, each a model of its own with an engine of its own, sampled at the same
+    time; the main one first. Engines are closed when the context is left.
+
+    Raises:
+        ModelError: one of them cannot be served.
+    """
+    async with AsyncExitStack() as stack:
+        served = []
+        for source in sources:
+            served.append(serve_policy(source, settings, checkpoint))
+            stack.push_async_callback(served[-1].engine.close)
+        yield served

@@ -3,17 +3,23 @@
 import asyncio
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from msgspec import convert
 
 from fulmen.launch.air import read_rules
 from fulmen.launch.crediting import make_crediting, make_scorers
+from fulmen.launch.learners import make_learners
 from fulmen.launch.memory import PeakMemory
-from fulmen.launch.policy import ServedPolicy, load_policy, serve_policy
-from fulmen.launch.rig import read_inputs, running
+from fulmen.launch.policy import (
+    PolicySource,
+    ServedPolicy,
+    check_same_policies,
+    policy_sources,
+    served_policies,
+)
+from fulmen.launch.rig import Inputs, read_inputs, running
 from fulmen.runner.agents import check_agent, parse_agent
 from fulmen.schema.codec import to_json
 from fulmen.schema.training import TrainConfig
@@ -53,85 +59,65 @@ async def _train(
     errors = AgentErrors(config.on_agent_error, config.agent_error_reward)
     rules = read_rules(config.air)
     inputs = read_inputs(config, config.val, errors, rules)
-    crediting = make_crediting(config, rules, inputs.judge.weights)
+    sources = policy_sources(config)
+    crediting = replace(
+        make_crediting(config, rules, inputs.judge.weights),
+        policies=[source.name for source in sources],
+    )
     if config.task_kind is not None:
         for task in inputs.tasks:
             kind_of(task, config.task_kind)
     folder, resume = open_folder(config.out, _name(config.agent), config.if_exists)
     with folder, PeakMemory() as peak:
         history = await _history(folder) if resume else History()
+        if history.checkpoint is not None:
+            check_same_policies(sources, history.checkpoint)
         folder.write_config(config, origins)
-        policy = serve_policy(history.checkpoint or config.model, config)
-        learner = _learner(config, policy, history.checkpoint)
-        async with running(config, folder, policy, inputs, listen) as rig:
-            listen(
-                RunStarted(
-                    run=str(folder.path),
-                    model=policy.loaded.name,
-                    parameters=policy.loaded.parameters,
-                    agent=config.agent,
-                    train_tasks=len(inputs.tasks),
-                    val_tasks=len(inputs.val),
-                    first_step=history.step + 1,
-                    steps=config.steps,
-                    rollouts_per_step=config.tasks_per_step * config.group_size,
-                    gateway=rig.url,
+        async with served_policies(sources, config, history.checkpoint) as policies:
+            learners = make_learners(config, policies, history.checkpoint)
+            async with running(config, folder, policies, inputs, listen) as rig:
+                listen(_started(config, folder, policies, inputs, history, rig.url))
+                for text in learners.why:
+                    listen(Note(level="info", code="layout", text=text))
+                parts = Parts(
+                    config=config,
+                    folder=folder,
+                    store=rig.store,
+                    collector=rig.collector,
+                    learners=learners,
+                    crediting=crediting,
+                    train_tasks=inputs.tasks,
+                    val_tasks=inputs.val,
+                    listen=listen,
+                    stop=stop,
+                    scorers=make_scorers(config, learners),
                 )
-            )
-            if learner.why:
-                listen(Note(level="info", code="layout", text=learner.why))
-            parts = Parts(
-                config=config,
-                folder=folder,
-                store=rig.store,
-                collector=rig.collector,
-                learner=learner,
-                crediting=replace(crediting, policy=policy.loaded.name),
-                save_model=policy.loaded.tokenizer.save_pretrained,
-                train_tasks=inputs.tasks,
-                val_tasks=inputs.val,
-                listen=listen,
-                stop=stop,
-                scorers=make_scorers(config, learner),
-            )
-            await run_steps(parts, history)
-        finished = _finished(config, folder, history, peak.mb)
+                await run_steps(parts, history)
+        finished = _finished(config, folder, sources, history, peak.mb)
     listen(finished)
     return finished
 
 
-def _learner(config: TrainConfig, policy: ServedPolicy, checkpoint: Path | None):  # noqa: ANN202
-    """The learner on the engine's own weights, going on from a checkpoint if there is one."""
-    from fulmen.launch.critic import make_critic
-    from fulmen.launch.objective import make_objective
-    from fulmen.learner.learner import Learner
-    from fulmen.learner.optimiser import OptimiserConfig
-
-    # With a KL term the reference is the model that training began with, not the checkpoint.
-    needs_reference = config.kl_coefficient > 0 and checkpoint is not None
-    optimiser = OptimiserConfig(
-        learning_rate=config.learning_rate,
-        warmup_steps=config.warmup_steps,
-        schedule=config.schedule,
-        total_steps=config.steps * config.updates_per_step,
-        max_grad_norm=config.max_grad_norm,
-        weight_decay=config.weight_decay,
-        beta2=config.adam_beta2,
+def _started(
+    config: TrainConfig,
+    folder: RunFolder,
+    policies: Sequence[ServedPolicy],
+    inputs: Inputs,
+    history: History,
+    url: str,
+) -> RunStarted:
+    return RunStarted(
+        run=str(folder.path),
+        model=", ".join(policy.source.name for policy in policies),
+        parameters=sum(policy.loaded.parameters for policy in policies),
+        agent=config.agent,
+        train_tasks=len(inputs.tasks),
+        val_tasks=len(inputs.val),
+        first_step=history.step + 1,
+        steps=config.steps,
+        rollouts_per_step=config.tasks_per_step * config.group_size,
+        gateway=url,
     )
-    learner = Learner(
-        policy.loaded.model,
-        objective=make_objective(config),
-        optimiser=optimiser,
-        updating=policy.engine.updating,
-        grammars=policy.grammars,
-        reference=load_policy(config.model, config).model if needs_reference else None,
-        critic=make_critic(config, policy.loaded, optimiser),
-    )
-    if checkpoint is not None:
-        learner.load(checkpoint)
-        with policy.engine.updating(learner.version):
-            """Only the version is new: the weights came with the model."""
-    return learner
 
 
 async def _history(folder: RunFolder) -> History:
@@ -165,7 +151,11 @@ async def _history(folder: RunFolder) -> History:
 
 
 def _finished(
-    config: TrainConfig, folder: RunFolder, history: History, peak_mb: float
+    config: TrainConfig,
+    folder: RunFolder,
+    sources: Sequence[PolicySource],
+    history: History,
+    peak_mb: float,
 ) -> RunFinished:
     plot = None
     if history.rewards:
@@ -174,6 +164,11 @@ def _finished(
     finished = RunFinished(
         run=str(folder.path),
         checkpoint=str(history.checkpoint) if history.checkpoint else None,
+        policies={
+            source.name: str(history.checkpoint / source.place)
+            for source in sources[1:]
+            if history.checkpoint
+        },
         steps=history.step,
         stopped=history.step < config.steps,
         train_seconds=history.seconds,
