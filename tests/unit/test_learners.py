@@ -1,4 +1,4 @@
-"""Several policies at once: whose calls reach which learner, and what a checkpoint holds of each."""
+"""Several policies: whose calls reach which learner, and what a checkpoint holds of each."""
 
 from contextlib import nullcontext
 from pathlib import Path
