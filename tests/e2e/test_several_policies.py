@@ -40,7 +40,7 @@ def solve(task):
 GRADER = "def score(rollout):\n    return int(rollout.rollout.id[-1]) % 2\n"
 EQUAL = "def score():\n    return 1\n"
 RULE = '[[rule]]\nwhen = "predicate"\nfunction = "{file}:by_chance"\nagent = "writer"\nweight = 1\n'
-CHANCE = "def by_chance(call):\n    return call.completion_ids[0] % 2 - 0.5\n"
+CHANCE = "def by_chance(call, tools):\n    return call.completion_ids[0] % 2 - 0.5\n"
 POLICIES = {"writer": "writer", "re*": "re%2A"}
 """Policies and the names of their folders."""
 
@@ -139,14 +139,14 @@ def test_every_agent_samples_and_trains_its_own_policy(calc, tmp_path, random_mo
         }
     measured = evaluate(
         agent=config.agent,
-        tasks=config.tasks,
+        tasks=[{"question": "1+1?"}, {"question": "2+2?"}],
         grader=config.grader,
         model=str(checkpoint),
         policies=done.policies,
         out=str(tmp_path / "measured"),
         max_tokens=2,
     )
-    assert (measured.excluded, measured.mode) == (0, "greedy")
+    assert (measured.rollouts, measured.excluded) == (2, 0)
 
 
 def test_only_the_policy_whose_agent_earned_something_changes(calc, tmp_path, random_model):
