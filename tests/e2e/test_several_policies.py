@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoTokenizer
 
 from fulmen.cli.report import closing_lines
 from fulmen.launch.api import evaluate
@@ -20,6 +20,7 @@ from fulmen.schema.records import Call
 from fulmen.schema.training import TrainConfig
 from fulmen.store.open import open_store
 from fulmen.trainer.events import Event, Progress, RunFinished
+from models import tiny_model
 
 pytestmark = pytest.mark.e2e
 
@@ -50,18 +51,8 @@ def random_model(calc, tmp_path_factory) -> Path:
     """A model folder whose weights know nothing."""
     folder = tmp_path_factory.mktemp("models") / "random"
     tokenizer = AutoTokenizer.from_pretrained(calc / "base")
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=512,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    model = tiny_model(vocab_size=len(tokenizer), max_position_embeddings=512)
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

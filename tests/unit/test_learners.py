@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
 from attempts import call, result
 from batches import credited
@@ -21,24 +21,10 @@ from fulmen.trainer.crediting import Crediting, credit_step
 from fulmen.trainer.grading import Graded
 from fulmen.trainer.health import step_notes
 from fulmen.trainer.learners import Learners, Trained
+from models import tiny_model
 
 NEEDED = {"agent": "a.py:f", "tasks": "t.jsonl", "model": "m"}
 PLACES = {"base": ".", "writer": "policies/writer", "re*": "policies/re%2A"}
-
-
-def model(seed: int) -> Qwen3ForCausalLM:
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=40,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        max_position_embeddings=128,
-    )
-    return Qwen3ForCausalLM(config).eval()
 
 
 def trained(name: str, policy: Qwen3ForCausalLM, **loss) -> Trained:
@@ -57,7 +43,7 @@ def _write(file: Path, data: bytes) -> None:
 
 
 def models() -> dict[str, Qwen3ForCausalLM]:
-    return {name: model(seed) for seed, name in enumerate(PLACES)}
+    return {name: tiny_model(seed=seed) for seed, name in enumerate(PLACES)}
 
 
 def learners_of(policies, **loss) -> Learners:
@@ -93,7 +79,7 @@ def test_each_learner_learns_from_its_own_policys_calls_as_if_it_were_alone():
 
 
 def test_the_metrics_of_a_single_policy_keep_their_names():
-    learners = learners_of({"writer": model(0)})
+    learners = learners_of({"writer": tiny_model()})
     metrics = learners.learn([ITEMS[0]])
     assert {"learn/loss", "learn/updates"} <= set(metrics)
     assert not any("writer" in name for name in metrics)
@@ -101,7 +87,7 @@ def test_the_metrics_of_a_single_policy_keep_their_names():
 
 
 def test_a_call_of_no_policy_is_an_error_before_any_weight_changes():
-    policies = {"base": model(0)}
+    policies = {"base": tiny_model()}
     before = weights(policies["base"])
     with pytest.raises(ValueError, match="is of policy 'writer'"):
         learners_of(policies).learn([ITEMS[1], ITEMS[0]])
@@ -109,14 +95,14 @@ def test_a_call_of_no_policy_is_an_error_before_any_weight_changes():
 
 
 def test_policies_of_one_name_or_one_place_are_refused():
-    one = trained("writer", model(0))
+    one = trained("writer", tiny_model())
     for wrong in ([], [one, one], [one, Trained("other", one.learner, one.save_model, one.place)]):
         with pytest.raises(ValueError, match="names and places of their own"):
             Learners(wrong)
 
 
 def test_numbers_of_tokens_come_from_each_calls_own_learner_in_the_order_asked():
-    learners = learners_of({"base": model(0), "writer": model(1)})
+    learners = learners_of({"base": tiny_model(), "writer": tiny_model(seed=1)})
     learners.learn([ITEMS[0]])  # writer is at version 1 now
     asked: list[int] = []
 
