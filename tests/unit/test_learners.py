@@ -9,6 +9,8 @@ from transformers import Qwen3ForCausalLM
 
 from attempts import call, result
 from batches import credited
+from fulmen.cli.main import cli
+from fulmen.cli.options import load_settings
 from fulmen.credit.selection import by_name
 from fulmen.launch.policy import PolicySource, check_same_policies, policy_sources
 from fulmen.learner.learner import Learner
@@ -18,6 +20,7 @@ from fulmen.schema.config import make_config
 from fulmen.schema.errors import ConfigError
 from fulmen.schema.training import TrainConfig
 from fulmen.trainer.crediting import Crediting, credit_step
+from fulmen.trainer.folder import open_folder
 from fulmen.trainer.grading import Graded
 from fulmen.trainer.health import step_notes
 from fulmen.trainer.learners import Learners, Trained
@@ -157,6 +160,26 @@ def test_flags_toml_and_python_name_the_same_policies_in_the_same_places():
         PolicySource("writer", "a/b=c", ("writer",), "policies/writer"),
         PolicySource("check, re*", "hub/id", ("check", "re*"), "policies/check%2C%20re%2A"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("given", "policies", "origin"),
+    [
+        (("--seed=0",), {}, "default"),
+        (("--policy=writer=a", "--policy", "re*=b"), {"writer": "a", "re*": "b"}, "flag"),
+    ],
+)
+def test_the_flag_is_repeatable_and_a_runs_own_file_repeats_it(tmp_path, given, policies, origin):
+    context = cli.commands["train"].make_context("train", list(given))
+    flags = {name: context.params[name] for name in TrainConfig.model_fields} | NEEDED
+    loaded = load_settings(TrainConfig, flags, None)
+    assert (loaded.config.policies, loaded.origins["policies"]) == (policies, origin)
+    with open_folder(str(tmp_path / "run"), "run", "fail")[0] as folder:
+        folder.write_config(loaded.config, loaded.origins)
+    none = cli.commands["train"].make_context("train", ["--seed=0"]).params
+    file = str(tmp_path / "run" / "config.toml")
+    again = load_settings(TrainConfig, {n: none[n] for n in TrainConfig.model_fields}, file)
+    assert again.config == loaded.config
 
 
 @pytest.mark.parametrize(
