@@ -185,7 +185,10 @@ def test_kl_in_the_reward_pulls_back_to_the_reference():
         chance = bandit.chance()
         return float((chance * (chance / reference).log()).sum())
 
-    crediting, scorers = make_crediting(settings, (), UNWEIGHTED), make_scorers(settings, learner)
+    crediting, scorers = (
+        make_crediting(settings, (), UNWEIGHTED),
+        make_scorers(settings, Learners([Trained("", learner, lambda _: None)])),
+    )
     before = divergence()
     for _ in range(40):
         rollouts = [structs.replace(one, reward=0.0) for one in bandit.rollouts(learner.version)]

@@ -255,3 +255,8 @@ def test_a_policy_that_nobody_used_is_a_warning_with_the_agents_that_were_there(
 def test_engine_and_learner_of_any_policy_that_disagree_are_a_warning():
     notes = step_notes({"learn/base/gap_mean": 0.01, "learn/writer/gap_mean": 0.2})
     assert [note.code for note in notes] == ["gap"]
+
+
+def test_updates_that_were_not_made_are_counted_over_all_policies():
+    (note,) = step_notes({"learn/base/skipped_updates": 1.0, "learn/writer/skipped_updates": 2.0})
+    assert (note.code, note.text[:11]) == ("not-finite", "3 update(s)")

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from fulmen.engine.pytorch.attention import prepare
 from fulmen.launch.critic import make_critic
 from fulmen.launch.objective import make_objective
 from fulmen.launch.policy import ServedPolicy, load_policy
@@ -45,7 +44,6 @@ def _learner(config: TrainConfig, policy: ServedPolicy, *, resumed: bool) -> Lea
     if config.kl_coefficient > 0 and resumed:
         # The model that training began with, not the checkpoint.
         reference = load_policy(policy.source.model, config).model
-        prepare(reference)
     optimiser = OptimiserConfig(
         learning_rate=config.learning_rate,
         warmup_steps=config.warmup_steps,

@@ -74,7 +74,7 @@ def step_notes(metrics: Mapping[str, float]) -> Iterator[Note]:
             f"engine and learner disagree by {gap:.3f} nats a token on the same weights; "
             "expected in bfloat16 up to about 0.03, in float32 under 0.001",
         )
-    if skipped := metrics.get("learn/skipped_updates", 0.0):
+    if skipped := sum(_of_all(metrics, "learn", "skipped_updates")):
         yield _warn(
             "not-finite",
             f"{skipped:.0f} update(s) had a gradient that is not finite and were not made; lower "
