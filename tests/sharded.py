@@ -106,8 +106,8 @@ def in_two(ranks: Ranks, case: str, base: Path) -> Learner | None:
     )
     weights = Sharded(ranks, whole, AutoConfig.from_pretrained(base), plan)
     if ranks.first:
-        return LeadingLearner(ranks, weights, **arguments(case))
-    follow(ranks, Learner(weights, **arguments(case)))
+        return LeadingLearner(ranks, "policy", weights, **arguments(case))
+    follow(ranks, {"policy": Learner(weights, **arguments(case))})
     return None
 
 

@@ -99,5 +99,5 @@ def test_a_frozen_model_may_not_have_the_name_of_the_one_that_is_trained(calc, t
         "out": str(tmp_path / "run"),
         "other_models": str(tmp_path / "others.toml"),
     }
-    with pytest.raises(ConfigError, match=r"others.toml: \[base\] has the name of the model that"):
+    with pytest.raises(ConfigError, match=r"others.toml: \[base\] has the name of a model that"):
         train(make_config(TrainConfig, values), listen=lambda _: None)

@@ -20,6 +20,7 @@ from fulmen.schema.presets import PRESETS
 from fulmen.schema.records import Trajectory, Transition
 from fulmen.schema.training import CRITIC_ADVANTAGES, TrainConfig
 from fulmen.trainer.crediting import credit_trajectories
+from fulmen.trainer.learners import Learners, Trained
 from fulmen.trainer.weights import UNWEIGHTED
 
 NEEDED = {"agent": "a.py:f", "tasks": "t.jsonl", "model": "m"}
@@ -156,7 +157,8 @@ def test_the_algorithm_learns_which_token_is_rewarded(name, changes):
         critic=critic_of(settings, bandit.model),
     )
     crediting = make_crediting(settings, (), UNWEIGHTED)
-    scorers = make_scorers(settings, learner)
+    policy = Trained("", learner, lambda _: None)
+    scorers = make_scorers(settings, Learners([policy]))
     for _ in range(40):
         learner.learn(credit_trajectories(bandit.rollouts(learner.version), crediting, scorers))
     assert before < 0.2
@@ -183,7 +185,10 @@ def test_kl_in_the_reward_pulls_back_to_the_reference():
         chance = bandit.chance()
         return float((chance * (chance / reference).log()).sum())
 
-    crediting, scorers = make_crediting(settings, (), UNWEIGHTED), make_scorers(settings, learner)
+    crediting, scorers = (
+        make_crediting(settings, (), UNWEIGHTED),
+        make_scorers(settings, Learners([Trained("", learner, lambda _: None)])),
+    )
     before = divergence()
     for _ in range(40):
         rollouts = [structs.replace(one, reward=0.0) for one in bandit.rollouts(learner.version)]

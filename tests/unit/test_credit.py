@@ -114,6 +114,6 @@ def test_every_call_becomes_a_transition_with_exactly_what_was_sampled():
 )
 def test_a_call_that_cannot_be_trained_is_named_with_its_reason(changes, reason):
     own, other = call(0, policy="p"), call(1, **{"policy": "p", **changes})
-    got, dropped = assemble(result(own, other), 1.0, policy="p")
+    got, dropped = assemble(result(own, other), 1.0, policies=["p"])
     assert [t.call_id for t in got.transitions] == ["c0"]
     assert [(d.call_id, d.reason) for d in dropped] == [("c1", reason)]

@@ -260,7 +260,8 @@ def test_the_settings_give_the_critic_they_ask_for(calc):
     def critic(**changes) -> Critic | None:
         needed = {"agent": "a.py:f", "tasks": "t.jsonl", "model": f"{calc}/base"}
         settings = make_config(TrainConfig, needed | {"learning_rate": 0.5} | changes)
-        return make_critic(settings, policy, OptimiserConfig(learning_rate=0.5, warmup_steps=7))
+        optimiser = OptimiserConfig(learning_rate=0.5, warmup_steps=7)
+        return make_critic(settings, policy, optimiser, base=f"{calc}/base")
 
     policy = load_model(calc / "base")
     assert critic() is None
@@ -284,7 +285,7 @@ def test_a_critic_of_another_vocabulary_is_refused(calc, tmp_path):
         TrainConfig, needed | {"algorithm": "ppo", "critic_model": str(tmp_path)}
     )
     with pytest.raises(ConfigError, match="has another vocabulary than the policy"):
-        make_critic(settings, policy, OptimiserConfig(learning_rate=0.5))
+        make_critic(settings, policy, OptimiserConfig(learning_rate=0.5), base=f"{calc}/base")
 
 
 def drifted(reference: Qwen3ForCausalLM) -> Qwen3ForCausalLM:

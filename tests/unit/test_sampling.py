@@ -25,6 +25,7 @@ from fulmen.trainer.crediting import Crediting, Scorers
 from fulmen.trainer.events import Event, Note, StepDone
 from fulmen.trainer.folder import open_folder
 from fulmen.trainer.grading import AgentErrors
+from fulmen.trainer.learners import Learners, Trained
 from fulmen.trainer.loop import History, Parts, run_steps
 from fulmen.trainer.sampling import collect_step, leave_out_equal
 from fulmen.trainer.tasks import task_order
@@ -160,9 +161,8 @@ async def train(
                 folder=folder,
                 store=store,
                 collector=collector,
-                learner=cast(Learner, learner),
+                learners=Learners([Trained("", cast(Learner, learner), lambda _: None)]),
                 crediting=crediting or Crediting(),
-                save_model=lambda _: None,
                 train_tasks=TASKS,
                 val_tasks=(),
                 listen=listen,

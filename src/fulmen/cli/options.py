@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, NoReturn, TypeVar, get_args, get_origi
 import click
 from pydantic.fields import FieldInfo
 
-from fulmen.schema.config import Settings, make_config
+from fulmen.schema.config import Repeated, Settings, make_config
 from fulmen.schema.errors import ConfigError
 
 S = TypeVar("S", bound=Settings)
@@ -76,8 +76,12 @@ def settings_options(kind: type[Settings]) -> list[click.Parameter]:
 def _option(name: str, field: FieldInfo, *, hidden: bool) -> click.Option:
     flag = "--" + name.replace("_", "-")
     text = " ".join((field.description or "").replace("`", "").split())
-    if field.default not in (None, ...) and not field.is_required():
+    if field.default not in (None, ..., {}) and not field.is_required():
         text += f" [default: {field.default}]"
+    repeated = next((mark for mark in field.metadata if isinstance(mark, Repeated)), None)
+    if repeated is not None:
+        many = [f"--{repeated.flag}", name]
+        return click.Option(many, multiple=True, metavar="TEXT", help=text, hidden=hidden)
     kind = _plain_type(field.annotation)
     if kind is bool:
         return click.Option(
@@ -119,7 +123,7 @@ def load_settings(kind: type[S], flags: Mapping[str, object], config_file: str |
         ConfigError: the file cannot be read, or a value cannot be used; in one line.
     """
     from_file = read_toml(Path(config_file)) if config_file else {}
-    given = {name: value for name, value in flags.items() if value is not None}
+    given = {name: value for name, value in flags.items() if value not in (None, ())}
     if config_file:
         # Complains about the file's keys with the file's name.
         unknown = {key: value for key, value in from_file.items() if key not in kind.model_fields}

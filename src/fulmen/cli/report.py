@@ -87,7 +87,7 @@ def shorten(value: object) -> str:
 
 def next_commands(done: RunFinished, config: TrainConfig) -> list[tuple[str, str]]:
     """Ready commands: serve the model, evaluate it, go on with the run."""
-    commands: list[tuple[str, str]] = []
+    commands = [("policy", f"{name}: {folder}") for name, folder in done.policies.items()]
     if done.checkpoint:
         commands.append(("serve", command("serve", model=done.checkpoint)))
         tasks = config.val or config.tasks
@@ -100,6 +100,7 @@ def next_commands(done: RunFinished, config: TrainConfig) -> list[tuple[str, str
                     tasks=tasks,
                     grader=config.grader,
                     model=done.checkpoint,
+                    policy=[f"{name}={folder}" for name, folder in done.policies.items()],
                     max_tokens=config.max_tokens,
                 ),
             )
@@ -119,10 +120,13 @@ def command(name: str, **flags: object) -> str:
 
     >>> command("serve", model="my model", port=None)
     "fulmen serve --model 'my model'"
+    >>> command("eval", policy=["a=x", "b=y"])
+    'fulmen eval --policy a=x --policy b=y'
     """
     given = [
         f"--{key.replace('_', '-')} {shlex.quote(str(value))}"
-        for key, value in flags.items()
+        for key, values in flags.items()
+        for value in (values if isinstance(values, list) else [values])
         if value is not None
     ]
     return " ".join(["fulmen", name, *given])

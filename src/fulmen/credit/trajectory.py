@@ -4,7 +4,7 @@ Calls in, transitions out. A call that cannot be trained is not dropped in silen
 with the reason, and it does not take its rollout out of the statistics.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,7 +36,7 @@ def assemble(
     observed: Observed | None = None,
     placed: Placed = NOTHING,
     selected: Selector = every,
-    policy: str | None = None,
+    policies: Collection[str] = (),
 ) -> tuple[Trajectory, list[Dropped]]:
     """Read the calls of a rollout's last attempt as transitions, in order of arrival.
 
@@ -47,15 +47,15 @@ def assemble(
         placed: intermediate rewards. An agent's own is given to its last transition; that of a call
             that is dropped goes nowhere (`rewards.homeless` counts them).
         selected: which calls are trained; the others are there for the order of things.
-        policy: the one that is trained; calls that another model answered are dropped. None: all
-            are its own.
+        policies: names of those that are trained; calls that another model answered are dropped.
+            Empty: no other model answers.
     """
     observed = observed or observe(result)
     calls = {call.id: call for call in observed.calls}
     transitions: list[Transition] = []
     dropped: list[Dropped] = []
     for call in observed.calls:
-        reason = _untrainable(call, policy)
+        reason = _untrainable(call, policies)
         if reason is not None:
             dropped.append(Dropped(call.id, reason))
             continue
@@ -83,12 +83,12 @@ def _reward_last(transitions: list[Transition], agent: str, value: float) -> Non
         transitions[own[-1]] = structs.replace(latest, reward=latest.reward + value)
 
 
-def _untrainable(call: Call, policy: str | None) -> DropReason | None:
+def _untrainable(call: Call, policies: Collection[str]) -> DropReason | None:
     if call.status >= 400:
         return "refused"
     if call.superseded:
         return "superseded"
-    if policy is not None and call.policy != policy:
+    if policies and call.policy not in policies:
         return "other_model"
     if not call.completion_ids:
         return "no_tokens"
@@ -112,6 +112,7 @@ def _transition(call: Call, reward: float, state: str, *, trained: bool) -> Tran
         logprobs=call.logprobs,
         temperature=call.temperature,
         grammar=call.grammar,
+        policy=call.policy,
         version=call.version,
         reward=reward,
         state=state,

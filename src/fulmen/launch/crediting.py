@@ -25,12 +25,12 @@ from fulmen.credit.tokens import discounted_tokens
 from fulmen.credit.turns import TurnGroups
 from fulmen.credit.whitening import Whitening, as_it_is, over_batch, over_kinds
 from fulmen.launch.air import load_predicates
-from fulmen.learner.learner import Learner
 from fulmen.runner.agents import load_function
 from fulmen.schema.errors import ConfigError, GraderError
 from fulmen.schema.records import Call
 from fulmen.schema.training import CRITIC_ADVANTAGES, TrainConfig
 from fulmen.trainer.crediting import Crediting, Scorers
+from fulmen.trainer.learners import Learners
 from fulmen.trainer.weights import Weights
 
 _BASELINES: Mapping[str, Baseline] = {
@@ -73,11 +73,13 @@ def make_crediting(config: TrainConfig, rules: Sequence[Rule], weights: Weights)
     )
 
 
-def make_scorers(config: TrainConfig, learner: Learner) -> Scorers:
-    """What crediting asks of the learner."""
+def make_scorers(config: TrainConfig, learners: Learners) -> Scorers:
+    """What crediting asks of the learners."""
     return Scorers(
-        values=learner.values if config.advantage in CRITIC_ADVANTAGES else None,
-        kl=learner.kl if config.kl_in_reward else None,
+        values=learners.scorer(lambda own: own.values)
+        if config.advantage in CRITIC_ADVANTAGES
+        else None,
+        kl=learners.scorer(lambda own: own.kl) if config.kl_in_reward else None,
     )
 
 

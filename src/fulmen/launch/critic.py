@@ -12,9 +12,11 @@ from fulmen.schema.training import CRITIC_ADVANTAGES, TrainConfig
 
 
 def make_critic(
-    config: TrainConfig, policy: LoadedModel, optimiser: OptimiserConfig
+    config: TrainConfig, policy: LoadedModel, optimiser: OptimiserConfig, *, base: str
 ) -> Critic | None:
     """The critic that the settings ask for, as it is before training; None: they need none.
+
+    One on a model of its own begins with `base`, what the policy began with, if no other is named.
 
     Raises:
         ModelError: its model cannot be loaded.
@@ -31,7 +33,7 @@ def make_critic(
         return SharedCritic(
             policy.model, coefficient=config.value_coefficient, clip=config.value_clip
         )
-    loaded = load_policy(config.critic_model or config.model, config)
+    loaded = load_policy(config.critic_model or base, config)
     if loaded.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
         raise ConfigError(
             f"critic_model {config.critic_model!r} has another vocabulary than the policy",

@@ -1,8 +1,9 @@
 """`fulmen eval`: measure a model on tasks through the same agent, gateway and grader."""
 
 import asyncio
+from functools import partial
 
-from fulmen.launch.policy import serve_policy
+from fulmen.launch.policy import policy_sources, serve_policy, served_policies
 from fulmen.launch.rig import read_inputs, running
 from fulmen.runner.agents import check_agent, parse_agent
 from fulmen.schema.config import EvalConfig
@@ -28,10 +29,13 @@ async def _evaluate(
 ) -> tuple[EvalDone, tuple[Sample, ...], tuple[Sample, ...]]:
     check_agent(parse_agent(config.agent))
     inputs = read_inputs(config)
+    serve = partial(serve_policy, settings=config)
     folder, _ = open_folder(config.out, "eval", config.if_exists)
     with folder:
-        policy = serve_policy(config.model, config)
-        async with running(config, folder, policy, inputs, listen) as rig:
+        async with (
+            served_policies(policy_sources(config), serve) as policies,
+            running(config, folder, policies, inputs, listen) as rig,
+        ):
             done, graded = await measure(
                 rig.collector,
                 config,

@@ -1,6 +1,5 @@
 """The learner of a run, from its settings: in one process, or in those that torchrun starts."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -17,6 +16,7 @@ from fulmen.engine.platform import place, prepare_process
 from fulmen.launch.critic import make_critic
 from fulmen.launch.objective import make_objective
 from fulmen.launch.policy import (
+    PolicySource,
     ServedPolicy,
     load_policy,
     make_voice,
@@ -29,14 +29,17 @@ from fulmen.learner.learner import Learner
 from fulmen.learner.optimiser import OptimiserConfig
 from fulmen.learner.ranks import Ranks
 from fulmen.learner.sharded import Plan, Sharded
-from fulmen.learner.together import LeadingLearner, follow
+from fulmen.learner.together import LeadingLearner
 from fulmen.schema.training import TrainConfig
 
 
-def serve_trained(config: TrainConfig, checkpoint: Path | None) -> ServedPolicy:
-    """The policy of a run as it is now: its model or its last checkpoint, served."""
-    source = config.model if config.lora_rank else checkpoint or config.model
-    return serve_policy(source, config, partial(_adapt, config, checkpoint))
+def serve_trained(
+    config: TrainConfig, checkpoint: Path | None, source: PolicySource
+) -> ServedPolicy:
+    """A policy of a run as it is now: its model or its part of the last checkpoint, served."""
+    own = checkpoint / source.place if checkpoint else None
+    folder = source.model if config.lora_rank else own
+    return serve_policy(source, config, folder=folder, shape=partial(_adapt, config, own))
 
 
 @contextmanager
@@ -54,52 +57,47 @@ def joined(config: TrainConfig) -> Iterator[Ranks | None]:
 
 
 def make_learner(
-    config: TrainConfig, policy: ServedPolicy, checkpoint: Path | None, ranks: Ranks | None
+    config: TrainConfig, policy: ServedPolicy, ranks: Ranks | None, *, resumed: bool
 ) -> Learner:
-    """The learner on the engine's weights, going on from a checkpoint if there is one."""
+    """The learner on the weights of a policy's engine; where there are several processes, that of
+    the first.
+
+    Raises:
+        FulmenError: a function, a critic or a reference cannot be had.
+    """
+    source = policy.source
     arguments = _arguments(config) | {
         "updating": policy.engine.updating,
         "grammars": policy.grammars,
-        "critic": make_critic(config, policy.loaded, _optimiser(config)),
+        "critic": make_critic(config, policy.loaded, _optimiser(config), base=source.model),
     }
     base = None
-    if _needs_reference(config, resumed=checkpoint is not None):
-        base = load_policy(config.model, config)
+    if _needs_reference(config, resumed=resumed):
+        base = load_policy(source.model, config)
     if ranks is None:
-        learner = _alone(config, policy, base, arguments)
-    else:
-        ranks.broadcast(json.dumps({"resumed": checkpoint is not None}).encode())
-        model = policy.loaded.model
-        weights = Sharded(ranks, model, model.config, _plan(config, trained=True))
-        reference = _reference(config, ranks, base, model.config) if base else None
-        learner = LeadingLearner(ranks, weights, reference=reference, **arguments)
-    if checkpoint is not None:
-        learner.load(checkpoint)
-        with policy.engine.updating(learner.version):
-            """Only the version is new: the weights came with the model."""
-    return learner
+        return _alone(config, policy, base, arguments)
+    model = policy.loaded.model
+    weights = Sharded(ranks, model, model.config, _plan(config, trained=True))
+    reference = _reference(config, ranks, base, model.config) if base else None
+    return LeadingLearner(ranks, source.name, weights, reference=reference, **arguments)
 
 
-def follow_run(config: TrainConfig, ranks: Ranks) -> bytes:
-    """Be one of the other processes until the run ends; returns the outcome that the first gives.
-
-    Raises:
-        EngineError: the first process has ended without a word.
-    """
-    folder = read_folder(config.model)
-    resumed = json.loads(ranks.broadcast())["resumed"]
+def make_follower(
+    config: TrainConfig, source: PolicySource, ranks: Ranks, *, resumed: bool
+) -> Learner:
+    """The learner of a policy in one of the other processes."""
+    folder = read_folder(source.model)
     weights = Sharded(ranks, None, folder.config, _plan(config, trained=True))
     reference = None
     if _needs_reference(config, resumed=resumed):
         reference = _reference(config, ranks, None, folder.config)
-    learner = Learner(
+    return Learner(
         weights,
         reference=reference,
         grammars=make_voice(folder.tokenizer, folder.config)[1],
         updating=lambda _: nullcontext(),
         **_arguments(config),
     )
-    return follow(ranks, learner)
 
 
 def _alone(

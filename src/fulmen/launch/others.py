@@ -12,7 +12,7 @@ agents = ["checker", "plan*"]       # whatever model these ask for, they get thi
 
 import os
 import tomllib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,7 @@ from pydantic import Field
 from fulmen.gateway.exchange import Policy
 from fulmen.gateway.external import External
 from fulmen.gateway.models import Models
-from fulmen.launch.policy import ServedPolicy, serve_policy
+from fulmen.launch.policy import PolicySource, ServedPolicy, serve_policy
 from fulmen.schema.config import RunSettings, ServeConfig, Settings, make_config
 from fulmen.schema.errors import ConfigError
 
@@ -118,25 +118,33 @@ def _external(file: str, name: str, entry: _Elsewhere) -> External:
 
 @asynccontextmanager
 async def served_models(
-    policy: ServedPolicy, others: OtherModels, settings: RunSettings | ServeConfig
+    policies: Sequence[ServedPolicy], others: OtherModels, settings: RunSettings | ServeConfig
 ) -> AsyncIterator[Models]:
-    """All models by name. Any other name means the policy: an unchanged agent asks for whatever it
-    always did. Frozen models have engines of their own, closed when the context is left.
+    """All models by name. Any other name means the first policy: an unchanged agent asks for
+    whatever it always did. An agent that fits a policy and another model has the policy. Frozen
+    models have engines of their own, closed when the context is left.
 
     Raises:
-        ConfigError: another model has the policy's name.
+        ConfigError: another model has a policy's name.
         ModelError: a frozen model cannot be served.
     """
-    own = policy.as_policy
-    if own.name in (*others.folders, *(model.name for model in others.elsewhere)):
+    own = [served.as_policy for served in policies]
+    others_names = {*others.folders, *(model.name for model in others.elsewhere)}
+    if taken := [policy.name for policy in own if policy.name in others_names]:
         raise ConfigError(
-            f"{others.file}: [{own.name}] has the name of the model that is trained",
+            f"{others.file}: [{taken[0]}] has the name of a model that is trained",
             hint="give it another",
         )
+    agents = [(agent, one.source.name) for one in policies for agent in one.source.agents]
     async with AsyncExitStack() as stack:
         frozen = []
         for name, folder in others.folders.items():
-            served = serve_policy(folder, settings)
+            served = serve_policy(PolicySource(name, folder), settings)
             stack.push_async_callback(served.engine.close)
             frozen.append(Policy(name, served.engine, served.renderer, frozen=True))
-        yield Models([own, *frozen], others.elsewhere, default=own.name, agents=others.agents)
+        yield Models(
+            [*own, *frozen],
+            others.elsewhere,
+            default=own[0].name,
+            agents=[*agents, *others.agents],
+        )

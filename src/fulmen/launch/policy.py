@@ -1,11 +1,14 @@
-"""A model folder, loaded and served."""
+"""Policies: model folders, named, loaded and served."""
 
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
+from fulmen.credit.selection import patterns_of
 from fulmen.engine.grammar import GrammarCompiler
 from fulmen.engine.model import LoadedModel, load_model
 from fulmen.engine.platform import place, prepare_process
@@ -14,6 +17,69 @@ from fulmen.gateway.exchange import Policy
 from fulmen.gateway.render import ChatRenderer, make_renderer
 from fulmen.schema.config import RunSettings, ServeConfig
 from fulmen.schema.errors import ConfigError
+
+_POLICIES = "policies"
+"""Within a checkpoint, beside the files of the first policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySource:
+    """A policy as the settings name it; nothing is loaded yet."""
+
+    name: str
+    """Shown to clients, and carried by calls."""
+    model: str
+    """Folder or Hub id of what it begins with."""
+    agents: tuple[str, ...] = ()
+    """Patterns of the agents whose model it is; none: of all that have no other."""
+    place: str = "."
+    """Its folder within a checkpoint."""
+
+
+def main_source(model: str) -> PolicySource:
+    """The policy of agents that have no other.
+
+    >>> main_source("Qwen/Qwen3-1.7B").name
+    'Qwen3-1.7B'
+    """
+    return PolicySource(Path(model).name or model, model)
+
+
+def policy_sources(settings: RunSettings) -> list[PolicySource]:
+    """All policies of a run, the main one first.
+
+    Raises:
+        ConfigError: a policy of an agent has the name of the main one.
+    """
+    main = main_source(settings.model)
+    if main.name in settings.policies:
+        raise ConfigError(
+            f"policy {main.name!r} has the name of the model of all other agents",
+            hint="rename the model's folder",
+        )
+    # Patterns have characters that no folder's name should.
+    own = [
+        PolicySource(name, model, patterns_of(name), f"{_POLICIES}/{quote(name, safe='')}")
+        for name, model in settings.policies.items()
+    ]
+    return [main, *own]
+
+
+def check_same_policies(sources: Sequence[PolicySource], checkpoint: Path) -> None:
+    """Raises ConfigError if a checkpoint is of other policies than these."""
+    kept = {f"{_POLICIES}/{folder.name}" for folder in checkpoint.glob(f"{_POLICIES}/*")}
+    for source in sources[1:]:
+        if source.place not in kept:
+            raise ConfigError(
+                f"{checkpoint} has no policy {source.name!r}: the run was begun without it",
+                hint="begin a new run for it",
+            )
+    if lost := sorted(kept - {source.place for source in sources}):
+        name = unquote(lost[0].removeprefix(f"{_POLICIES}/"))
+        raise ConfigError(
+            f"{checkpoint} has a policy {name!r}, which the settings do not name",
+            hint=f"give --policy '{name}=…' as when the run was begun",
+        )
 
 
 def model_threads(threads: int | None) -> int:
@@ -53,8 +119,9 @@ def load_policy(folder: Path | str, settings: RunSettings | ServeConfig) -> Load
 
 @dataclass(frozen=True, slots=True)
 class ServedPolicy:
-    """A model with everything that serving it takes."""
+    """A policy with everything that serving it takes."""
 
+    source: PolicySource
     loaded: LoadedModel
     renderer: ChatRenderer
     grammars: GrammarCompiler
@@ -63,7 +130,7 @@ class ServedPolicy:
     @property
     def as_policy(self) -> Policy:
         """As the gateway knows it."""
-        return Policy(self.loaded.name, self.engine, self.renderer)
+        return Policy(self.source.name, self.engine, self.renderer)
 
 
 def make_voice(tokenizer: Any, config: Any) -> tuple[ChatRenderer, GrammarCompiler]:  # noqa: ANN401 - transformers'
@@ -74,22 +141,43 @@ def make_voice(tokenizer: Any, config: Any) -> tuple[ChatRenderer, GrammarCompil
 
 
 def serve_policy(
-    folder: Path | str,
+    source: PolicySource,
     settings: RunSettings | ServeConfig,
+    *,
+    folder: Path | str | None = None,
     shape: Callable[[Any], None] = lambda _: None,
 ) -> ServedPolicy:
-    """Load a model and serve it from this process; the caller closes the engine.
+    """Load a policy, as it came or as `folder` has it, and serve it from this process; the caller
+    closes the engine.
 
     `shape` is applied to the model before it is served: an adapter is put into it.
     """
-    loaded = load_policy(folder, settings)
+    loaded = load_policy(folder or source.model, settings)
     shape(loaded.model)
     renderer, grammars = make_voice(loaded.tokenizer, loaded.model.config)
     engine = LocalEngine(
         loaded.model,
-        name=loaded.name,
+        name=source.name,
         max_context=loaded.max_context,
         max_batch=settings.max_batch,
         grammars=grammars,
     )
-    return ServedPolicy(loaded, renderer, grammars, engine)
+    return ServedPolicy(source, loaded, renderer, grammars, engine)
+
+
+@asynccontextmanager
+async def served_policies(
+    sources: Sequence[PolicySource], serve: Callable[[PolicySource], ServedPolicy]
+) -> AsyncIterator[list[ServedPolicy]]:
+    """All policies of a run, each a model of its own with an engine of its own, sampled at the same
+    time; in their order. Engines are closed when the context is left.
+
+    Raises:
+        ModelError: one of them cannot be served.
+    """
+    async with AsyncExitStack() as stack:
+        served = []
+        for source in sources:
+            served.append(serve(source))
+            stack.push_async_callback(served[-1].engine.close)
+        yield served

@@ -39,7 +39,7 @@ class Inputs:
     val: Sequence[Task]
     judge: Judge
     others: OtherModels
-    """Models beside the one that is trained."""
+    """Models beside those that are trained."""
 
 
 def read_inputs(
@@ -85,16 +85,17 @@ class Rig:
 async def running(
     settings: RunSettings,
     folder: RunFolder,
-    policy: ServedPolicy,
+    policies: Sequence[ServedPolicy],
     inputs: Inputs,
     listen: Listener,
 ) -> AsyncIterator[Rig]:
-    """Store, gateway, server and pool around an engine; all ended when the context is left."""
+    """Store, gateway, server and pool around the policies' engines; all ended when the context is
+    left, but the engines."""
     store = open_store(folder.database)
     try:
         # Whatever ran here before has ended: this process owns the folder.
         await store.expire_leases(now=float("inf"))
-        async with served_models(policy, inputs.others, settings) as models:
+        async with served_models(policies, inputs.others, settings) as models:
             gateway = Gateway(models, store, store.secret)
             store.on_attempt_end(gateway.forget)
             app = make_app(gateway, traces_routes(store, store.secret))
@@ -116,7 +117,6 @@ async def running(
                 yield Rig(store, collector, server.url)
     finally:
         await store.close()
-        await policy.engine.close()
 
 
 def _hint(listen: Listener, text: str) -> None:

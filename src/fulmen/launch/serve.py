@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 from fulmen.gateway.app import Gateway
 from fulmen.launch.others import read_others, served_models
-from fulmen.launch.policy import serve_policy
+from fulmen.launch.policy import main_source, serve_policy
 from fulmen.schema.config import ServeConfig
 from fulmen.schema.keys import KeyClaims, mint_key
 from fulmen.schema.records import Call
@@ -39,13 +39,13 @@ def serve(config: ServeConfig, *, ready: Callable[[str, str], None]) -> None:
 
 async def _serve(config: ServeConfig, ready: Callable[[str, str], None]) -> None:
     others = read_others(config.other_models)
-    policy = serve_policy(config.model, config)
+    policy = serve_policy(main_source(config.model), config)
     secret = secrets.token_bytes(32)
     claims = KeyClaims(
         rollout_id="guest", attempt=1, expires=time.time() + _KEY_LIFE_S, trained=False
     )
     try:
-        async with served_models(policy, others, config) as models:
+        async with served_models([policy], others, config) as models:
             gateway = Gateway(models, _NoRecord(), secret)
             async with (
                 aclosing(gateway),

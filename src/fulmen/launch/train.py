@@ -3,17 +3,26 @@
 import asyncio
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from msgspec import convert
 
 from fulmen.engine.platform import place
 from fulmen.launch.air import read_rules
 from fulmen.launch.crediting import make_crediting, make_scorers
-from fulmen.launch.learning import follow_run, joined, make_learner, serve_trained
+from fulmen.launch.learners import follow_run, make_learners
+from fulmen.launch.learning import joined, serve_trained
 from fulmen.launch.memory import PeakMemory
-from fulmen.launch.rig import read_inputs, running
+from fulmen.launch.policy import (
+    PolicySource,
+    ServedPolicy,
+    check_same_policies,
+    policy_sources,
+    served_policies,
+)
+from fulmen.launch.rig import Inputs, read_inputs, running
 from fulmen.learner.together import end
 from fulmen.runner.agents import check_agent, parse_agent
 from fulmen.schema.codec import from_msgpack, to_json, to_msgpack
@@ -64,53 +73,68 @@ async def _train(
     errors = AgentErrors(config.on_agent_error, config.agent_error_reward)
     rules = read_rules(config.air)
     inputs = read_inputs(config, config.val, errors, rules)
-    crediting = make_crediting(config, rules, inputs.judge.weights)
+    sources = policy_sources(config)
+    crediting = replace(
+        make_crediting(config, rules, inputs.judge.weights),
+        policies=[source.name for source in sources],
+    )
     if config.task_kind is not None:
         for task in inputs.tasks:
             kind_of(task, config.task_kind)
     folder, resume = open_folder(config.out, _name(config.agent), config.if_exists)
     with folder, PeakMemory() as peak, joined(config) as ranks:
         history = await _history(folder) if resume else History()
+        if history.checkpoint is not None:
+            check_same_policies(sources, history.checkpoint)
         folder.write_config(config, origins)
-        policy = serve_trained(config, history.checkpoint)
-        learner = make_learner(config, policy, history.checkpoint, ranks)
-        async with running(config, folder, policy, inputs, listen) as rig:
-            listen(
-                RunStarted(
-                    run=str(folder.path),
-                    model=policy.loaded.name,
-                    parameters=policy.loaded.parameters,
-                    agent=config.agent,
-                    train_tasks=len(inputs.tasks),
-                    val_tasks=len(inputs.val),
-                    first_step=history.step + 1,
-                    steps=config.steps,
-                    rollouts_per_step=config.tasks_per_step * config.group_size,
-                    gateway=rig.url,
+        serve = partial(serve_trained, config, history.checkpoint)
+        async with served_policies(sources, serve) as policies:
+            learners = make_learners(config, policies, history.checkpoint, ranks)
+            async with running(config, folder, policies, inputs, listen) as rig:
+                listen(_started(config, folder, policies, inputs, history, rig.url))
+                for text in learners.why:
+                    listen(Note(level="info", code="layout", text=text))
+                parts = Parts(
+                    config=config,
+                    folder=folder,
+                    store=rig.store,
+                    collector=rig.collector,
+                    learners=learners,
+                    crediting=crediting,
+                    train_tasks=inputs.tasks,
+                    val_tasks=inputs.val,
+                    listen=listen,
+                    stop=stop,
+                    scorers=make_scorers(config, learners),
                 )
-            )
-            if learner.why:
-                listen(Note(level="info", code="layout", text=learner.why))
-            parts = Parts(
-                config=config,
-                folder=folder,
-                store=rig.store,
-                collector=rig.collector,
-                learner=learner,
-                crediting=replace(crediting, policy=policy.loaded.name),
-                save_model=policy.loaded.tokenizer.save_pretrained,
-                train_tasks=inputs.tasks,
-                val_tasks=inputs.val,
-                listen=listen,
-                stop=stop,
-                scorers=make_scorers(config, learner),
-            )
-            await run_steps(parts, history)
-        finished = _finished(config, folder, history, peak.mb)
+                await run_steps(parts, history)
+        finished = _finished(config, folder, sources, history, peak.mb)
         if ranks is not None:
             end(ranks, to_msgpack(finished))
     listen(finished)
     return finished
+
+
+def _started(
+    config: TrainConfig,
+    folder: RunFolder,
+    policies: Sequence[ServedPolicy],
+    inputs: Inputs,
+    history: History,
+    url: str,
+) -> RunStarted:
+    return RunStarted(
+        run=str(folder.path),
+        model=", ".join(policy.source.name for policy in policies),
+        parameters=sum(policy.loaded.parameters for policy in policies),
+        agent=config.agent,
+        train_tasks=len(inputs.tasks),
+        val_tasks=len(inputs.val),
+        first_step=history.step + 1,
+        steps=config.steps,
+        rollouts_per_step=config.tasks_per_step * config.group_size,
+        gateway=url,
+    )
 
 
 async def _history(folder: RunFolder) -> History:
@@ -144,7 +168,11 @@ async def _history(folder: RunFolder) -> History:
 
 
 def _finished(
-    config: TrainConfig, folder: RunFolder, history: History, peak_mb: float
+    config: TrainConfig,
+    folder: RunFolder,
+    sources: Sequence[PolicySource],
+    history: History,
+    peak_mb: float,
 ) -> RunFinished:
     plot = None
     if history.rewards:
@@ -153,6 +181,11 @@ def _finished(
     finished = RunFinished(
         run=str(folder.path),
         checkpoint=str(history.checkpoint) if history.checkpoint else None,
+        policies={
+            source.name: str(history.checkpoint / source.place)
+            for source in sources[1:]
+            if history.checkpoint
+        },
         steps=history.step,
         stopped=history.step < config.steps,
         train_seconds=history.seconds,

@@ -6,9 +6,18 @@ docstring under a field is its help text; `common` marks the few that `--help` s
 
 import difflib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    ValidationError,
+)
 
 from fulmen.schema.errors import ConfigError
 
@@ -18,6 +27,13 @@ class _Common:
 
 
 Common = _Common()
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """Marker: on the command line a flag of this name, given once for each entry."""
+
+    flag: str
 
 
 class Settings(BaseModel):
@@ -49,6 +65,42 @@ RewardWeights = Annotated[dict[str, FiniteFloat], BeforeValidator(_weights)]
 """Name of a reward to what it is multiplied with."""
 
 
+def _entries(value: object) -> object:
+    """`--policy` flags of the command line as the dict of TOML and Python.
+
+    >>> _entries(["writer=models/a", "re*=models/b"])
+    {'writer': 'models/a', 're*': 'models/b'}
+    """
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list | tuple):
+        return value
+    entries: dict[str, str] = {}
+    for entry in value:
+        agents, equals, model = str(entry).partition("=")
+        if not equals:
+            raise ValueError(f"{entry!r} has no '='; write agents=model")
+        if agents.strip() in entries:
+            raise ValueError(f"{agents.strip()!r} is there twice; a policy is of one model")
+        entries[agents.strip()] = model.strip()
+    return entries
+
+
+def _policies(value: dict[str, str]) -> dict[str, str]:
+    for agents, model in value.items():
+        if not agents.strip(" .,"):
+            raise ValueError(f"{agents!r} names no agent")
+        if not model:
+            raise ValueError(f"the policy of {agents!r} has no model")
+    return value
+
+
+Policies = Annotated[
+    dict[str, str], BeforeValidator(_entries), AfterValidator(_policies), Repeated("policy")
+]
+"""Agents to the model of their own."""
+
+
 class RunSettings(Settings):
     """What training and evaluation share: an agent, tasks, a grader and a model."""
 
@@ -60,6 +112,9 @@ class RunSettings(Settings):
     """Folder or Hub id of a Hugging Face causal language model with a chat template."""
     grader: Annotated[str | None, Common] = None
     """`file.py:function` that scores an answer; leave out if the agent returns its own reward."""
+    policies: Policies = {}
+    """`agents=model`, repeatable: agents (names or patterns with commas) with a model of their own,
+    which is trained on their calls; all other agents have `model`."""
     reward_weights: RewardWeights | None = None
     """`name=number,…`: what the named rewards of a grader's dict, of rules and of the agent are
     multiplied with before they are added up; 1 for a name that is not there."""

@@ -233,7 +233,10 @@ class Transition(Record, frozen=True, kw_only=True):
     temperature: float
     grammar: str = ""
     """As in `Call`: sampled tokens had no rivals but those it allowed."""
+    policy: str = ""
+    """Name of the policy that sampled it, as in `Call`."""
     version: int
+    """Of that policy."""
     reward: float = 0.0
     """Intermediate reward of this call itself, beside the final one of its rollout."""
     state: str = ""
@@ -277,7 +280,9 @@ class StepRecord(Record, frozen=True, kw_only=True):
 
     step: int
     version: int
-    """Policy version after the step."""
+    """Policy version after the step; of several policies, that of the first."""
+    versions: dict[str, int] = {}
+    """Of each policy, by name."""
     consumed: tuple[str, ...]
     """Rollout ids trained on, counted in a baseline or left out; each belongs to exactly one
     step."""

@@ -60,8 +60,9 @@ class Crediting:
     selected: Selector = every
     patterns: Sequence[str] = ()
     """What `selected` looks for, if it looks for names."""
-    policy: str | None = None
-    """Name of what is trained, as calls carry it; None: nothing else answers."""
+    policies: Sequence[str] = ()
+    """Names of what is trained, as calls carry them, first that of agents without a policy of their
+    own; empty: nothing else answers."""
 
 
 TokenScorer = Callable[[Sequence[Transition]], TokenNumbers]
@@ -126,7 +127,11 @@ def credit_step(graded: Sequence[Graded], how: Crediting, scorers: Scorers = NO_
         credited=credit_trajectories(kept, how, scorers),
         rewards=[reward for item in items for reward in item.ruled],
         metrics=_metrics(items, how),
-        notes=[*_unknown_agents(items, how), *_unknown_weights(counted, how)],
+        notes=[
+            *_unknown_agents(items, how),
+            *_idle_policies(items, how),
+            *_unknown_weights(counted, how),
+        ],
     )
 
 
@@ -168,7 +173,7 @@ def _read(item: Graded, reward: float, how: Crediting) -> _Item:
         observed=observed,
         placed=placed,
         selected=how.selected,
-        policy=how.policy,
+        policies=how.policies,
     )
     if how.task_kind is not None:
         kind = kind_of(item.result.rollout.task, how.task_kind)
@@ -234,9 +239,29 @@ def _unknown_agents(items: Sequence[_Item], how: Crediting) -> list[Note]:
     agents = sorted({call.agent for item in items for call in item.observed.calls})
     if not agents or not (missing := unmatched(how.patterns, agents)):
         return []
-    seen = ", ".join(agents[:SHOWN_AGENTS]) + (" …" if len(agents) > SHOWN_AGENTS else "")
-    text = f"no call of {', '.join(map(repr, missing))} in this step (train); agents seen: {seen}"
+    text = f"no call of {_listed(missing)} in this step (train); agents seen: {_shown(agents)}"
     return [Note(level="warning", code="unknown-agent", text=text)]
+
+
+def _idle_policies(items: Sequence[_Item], how: Crediting) -> list[Note]:
+    calls = [call for item in items for call in item.observed.calls]
+    sampled = {call.policy for call in calls}
+    if not calls or not (missing := [name for name in how.policies[1:] if name not in sampled]):
+        return []
+    agents = sorted({call.agent for call in calls})
+    text = (
+        f"no call of policy {_listed(missing)} in this step; agents seen: {_shown(agents)} "
+        "(an agent that only a span names must ask for the model of its policy's name)"
+    )
+    return [Note(level="warning", code="idle-policy", text=text)]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names))
+
+
+def _shown(agents: Sequence[str]) -> str:
+    return ", ".join(agents[:SHOWN_AGENTS]) + (" …" if len(agents) > SHOWN_AGENTS else "")
 
 
 def _unknown_weights(graded: Sequence[Graded], how: Crediting) -> list[Note]:
@@ -245,7 +270,7 @@ def _unknown_weights(graded: Sequence[Graded], how: Crediting) -> list[Note]:
     if not graded or not (missing := how.weights.unseen(seen)):
         return []
     text = (
-        f"reward_weights names {', '.join(map(repr, missing))}, which nobody gave in this step; "
+        f"reward_weights names {_listed(missing)}, which nobody gave in this step; "
         f"given were: {', '.join(sorted(seen))}"
     )
     return [Note(level="warning", code="unknown-weight", text=text)]

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Literal, TypeAlias
 
+from msgspec import field
+
 from fulmen.schema.records import JSON, Record
 
 
@@ -12,8 +14,9 @@ class RunStarted(Record, frozen=True, kw_only=True, tag="run_started"):
     run: str
     """Folder of the run."""
     model: str
+    """Its name; of several, all names with commas."""
     parameters: int
-    """Trainable weights."""
+    """Trainable weights, of all models together."""
     agent: str
     train_tasks: int
     val_tasks: int
@@ -108,6 +111,8 @@ class RunFinished(Record, frozen=True, kw_only=True, tag="run_finished"):
     lost: tuple[Sample, ...] = ()
     plot: str | None = None
     """The reward curve as PNG."""
+    policies: dict[str, str] = field(default_factory=dict)
+    """Folders of the trained policies that agents have of their own, by name."""
 
 
 Event: TypeAlias = RunStarted | Progress | StepDone | EvalDone | Note | RunFinished

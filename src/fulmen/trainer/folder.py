@@ -5,6 +5,7 @@ runs/calc/
   run.db            the store
   metrics.jsonl     one line a step, one line an evaluation
   checkpoints/step-000100/   a Hugging Face model folder, plus the optimiser
+  checkpoints/step-000100/policies/writer/   the same of an agent's own policy
   reward.png        the reward curve
 """
 

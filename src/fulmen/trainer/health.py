@@ -68,13 +68,13 @@ def step_notes(metrics: Mapping[str, float]) -> Iterator[Note]:
             f"every group's rollouts scored the same (mean {mean:.2f}, {cause}?): nothing to "
             "learn in this step; try a larger group_size, other tasks, or partial credit",
         )
-    if (gap := metrics.get("learn/gap_mean", 0.0)) > 0.05:
+    if (gap := max(_of_all(metrics, "learn", "gap_mean"), default=0.0)) > 0.05:
         yield _warn(
             "gap",
             f"engine and learner disagree by {gap:.3f} nats a token on the same weights; "
             "expected in bfloat16 up to about 0.03, in float32 under 0.001",
         )
-    if skipped := metrics.get("learn/skipped_updates", 0.0):
+    if skipped := sum(_of_all(metrics, "learn", "skipped_updates")):
         yield _warn(
             "not-finite",
             f"{skipped:.0f} update(s) had a gradient that is not finite and were not made; lower "
@@ -96,6 +96,15 @@ def step_notes(metrics: Mapping[str, float]) -> Iterator[Note]:
         yield _warn("excluded", f"{left_out:.0f} of {total:.0f} rollouts not trained: {reasons}")
     if total and (errors := metrics.get("collect/agent_errors", 0.0)) / total > 0.1:
         yield _warn("agent-errors", f"the agent raised in {errors:.0f} of {total:.0f} rollouts")
+
+
+def _of_all(metrics: Mapping[str, float], room: str, name: str) -> list[float]:
+    """A number of each policy.
+
+    >>> _of_all({"learn/writer/loss": 0.5, "learn/re*/loss": 0.25}, "learn", "loss")
+    [0.5, 0.25]
+    """
+    return [v for k, v in metrics.items() if k.startswith(f"{room}/") and k.endswith(f"/{name}")]
 
 
 def hacking_notes(

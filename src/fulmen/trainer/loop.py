@@ -1,7 +1,7 @@
 """The schedule: ask, wait, judge, credit, learn, publish; then again.
 
 Synchronous: the weights never change while agents work, so every token of a step was sampled by
-one version of the policy.
+one version of its policy.
 """
 
 import asyncio
@@ -9,14 +9,13 @@ import math
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
 from msgspec import structs
 
-from fulmen.learner.learner import Learner
 from fulmen.schema.records import StepRecord, Task
 from fulmen.schema.training import TrainConfig
 from fulmen.store.base import Store
@@ -27,6 +26,7 @@ from fulmen.trainer.events import EvalDone, Listener, Progress, StepDone
 from fulmen.trainer.folder import RunFolder
 from fulmen.trainer.grading import Graded
 from fulmen.trainer.health import hacking_notes, refuse_hopeless, refuse_unselected, step_notes
+from fulmen.trainer.learners import Learners
 from fulmen.trainer.rollouts import groups_of
 from fulmen.trainer.sampling import collect_step
 from fulmen.trainer.statistics import rollout_metrics
@@ -41,10 +41,8 @@ class Parts:
     folder: RunFolder
     store: Store
     collector: Collector
-    learner: Learner
+    learners: Learners
     crediting: Crediting
-    save_model: Callable[[Path], None]
-    """Write everything but the learner's part of a checkpoint: the tokenizer."""
     train_tasks: Sequence[Task]
     val_tasks: Sequence[Task]
     listen: Listener
@@ -115,7 +113,7 @@ async def _step(parts: Parts, history: History, tasks: Iterator[Task]) -> StepRe
     for note in done.notes:
         parts.listen(note)
     parts.listen(Progress(phase="learn", step=step, done=0, total=1))
-    learned = await asyncio.to_thread(parts.learner.learn, done.credited)
+    learned = await asyncio.to_thread(parts.learners.learn, done.credited)
     consumed = tuple(item.result.rollout.id for item in graded)
     history.step = step
     history.drawn += groups_of(consumed)
@@ -123,7 +121,8 @@ async def _step(parts: Parts, history: History, tasks: Iterator[Task]) -> StepRe
     history.intermediate.append(done.metrics.get("reward/intermediate", 0.0))
     return StepRecord(
         step=step,
-        version=parts.learner.version,
+        version=parts.learners.version,
+        versions=parts.learners.versions,
         consumed=consumed,
         metrics=metrics | done.metrics | learned | {"time/step_s": watch.seconds},
     )
@@ -177,7 +176,6 @@ def _save(parts: Parts, step: int) -> Path:
         shutil.rmtree(leftover, ignore_errors=True)
     draft.mkdir(parents=True)
     last = step == parts.config.steps or parts.stop.is_set()
-    parts.learner.save(draft, final=last)
-    parts.save_model(draft)
+    parts.learners.save(draft, final=last)
     draft.rename(target)
     return target
