@@ -20,6 +20,22 @@ from fulmen.schema.training import TrainConfig
 
 pytestmark = pytest.mark.e2e
 
+TWO_AGENTS = """
+import json, os, urllib.request
+
+def ask(agent, question):
+    headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "x-fulmen-agent": agent}
+    headers["content-type"] = "application/json"
+    body = {"model": "any", "messages": [{"role": "user", "content": question}], "max_tokens": 6}
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=100) as answer:
+        return json.load(answer)["choices"][0]["message"]["content"]
+
+def solve(task):
+    return "".join(ask(agent, task["question"]) for agent in ("writer", "checker"))
+"""
+BY_CHANCE = "def score(rollout):\n    return int(rollout.rollout.id[-1]) % 2\n"
 TIMED = ("seconds", "_per_s", "_s", "time/")
 
 
@@ -111,6 +127,26 @@ def test_two_processes_train_as_one_and_one_goes_on_from_there(calc, tmp_path):
     assert largest_change(load(tmp_path / "exported"), load(saved / "step-000002")) == 0
     run(calc, tmp_path / "two", if_exists="resume", micro_batch_tokens=400)
     assert curve(tmp_path / "two")[2]["learn/gap_max"] < 1e-3
+
+
+def test_two_processes_train_every_policy(calc, tmp_path):
+    (tmp_path / "agent.py").write_text(TWO_AGENTS)
+    (tmp_path / "grader.py").write_text(BY_CHANCE)
+    own = {"agent": f"{tmp_path}/agent.py:solve", "grader": f"{tmp_path}/grader.py:score"}
+    flags = values(calc, tmp_path / "run", **own, steps=2)
+    base = calc / "base"
+    done = in_two_processes("train", "--policy", f"writer={base}", flags=flags)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for line in curve(tmp_path / "run"):
+        assert line["learn/base/updates"] == line["learn/writer/updates"] == 1
+        assert max(line["learn/base/gap_max"], line["learn/writer/gap_max"]) < 1e-3
+    last = tmp_path / "run" / "checkpoints" / "step-000002"
+    checker, writer, start = (load(each) for each in (last, last / "policies" / "writer", base))
+    assert largest_change(checker, start) > 1e-4
+    assert largest_change(writer, start) > 1e-4
+    assert largest_change(writer, checker) > 1e-4, "each was given its own calls"
+    for folder in (last, last / "policies" / "writer"):
+        assert len(list((folder / "state").iterdir())) == 2, "each process has kept its part"
 
 
 def test_what_one_process_cannot_use_ends_both_with_one_line(calc, tmp_path):
