@@ -1,12 +1,12 @@
 """`fulmen eval`: measure a model on tasks through the same agent, gateway and grader."""
 
-import asyncio
 from functools import partial
 
 from fulmen.launch.policy import policy_sources, serve_policy, served_policies
 from fulmen.launch.rig import read_inputs, running
 from fulmen.runner.agents import check_agent, parse_agent
 from fulmen.schema.config import EvalConfig
+from fulmen.server.eventloop import run
 from fulmen.trainer.evaluation import measure, samples_of
 from fulmen.trainer.events import EvalDone, Listener, Sample
 from fulmen.trainer.folder import open_folder
@@ -21,7 +21,7 @@ def evaluate(
     Raises:
         FulmenError: something the user gave cannot be used.
     """
-    return asyncio.run(_evaluate(config, listen))
+    return run(_evaluate(config, listen))
 
 
 async def _evaluate(

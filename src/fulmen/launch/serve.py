@@ -13,6 +13,7 @@ from fulmen.schema.config import ServeConfig
 from fulmen.schema.keys import KeyClaims, mint_key
 from fulmen.schema.records import Call
 from fulmen.server.app import make_app
+from fulmen.server.eventloop import run
 from fulmen.server.http import Listening
 
 _KEY_LIFE_S = 10 * 365 * 86400.0
@@ -34,7 +35,7 @@ def serve(config: ServeConfig, *, ready: Callable[[str, str], None]) -> None:
     Raises:
         FulmenError: the model cannot be served, or the port is taken.
     """
-    asyncio.run(_serve(config, ready))
+    run(_serve(config, ready))
 
 
 async def _serve(config: ServeConfig, ready: Callable[[str, str], None]) -> None:

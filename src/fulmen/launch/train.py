@@ -1,6 +1,5 @@
 """`fulmen train`: from settings to a trained model."""
 
-import asyncio
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -27,6 +26,7 @@ from fulmen.learner.together import end
 from fulmen.runner.agents import check_agent, parse_agent
 from fulmen.schema.codec import from_msgpack, to_json, to_msgpack
 from fulmen.schema.training import TrainConfig
+from fulmen.server.eventloop import run
 from fulmen.store.open import open_store
 from fulmen.trainer.evaluation import samples_of
 from fulmen.trainer.events import EvalDone, Listener, Note, RunFinished, RunStarted
@@ -56,7 +56,7 @@ def train(
     """
     if place()[0] > 0:
         return _follow(config)
-    return asyncio.run(_train(config, listen, stop or threading.Event(), origins or {}))
+    return run(_train(config, listen, stop or threading.Event(), origins or {}))
 
 
 def _follow(config: TrainConfig) -> RunFinished:
