@@ -14,6 +14,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from fulmen.engine.adapted import chosen
 from fulmen.engine.adapters import (
     AdapterConfig,
     add_adapter,
@@ -21,7 +22,6 @@ from fulmen.engine.adapters import (
     load_adapter,
     merged_weights,
     save_adapter,
-    without_adapter,
 )
 from fulmen.engine.base import GenerateRequest
 from fulmen.engine.pytorch.engine import LocalEngine
@@ -104,7 +104,7 @@ def test_without_it_the_model_is_as_it_was_in_this_thread_only():
     model = adapted()
     stir(model)
     found = {}
-    with without_adapter():
+    with chosen(None):
         thread = threading.Thread(target=lambda: found.update(there=logits(model)))
         thread.start()
         thread.join()
@@ -177,7 +177,7 @@ async def test_the_engine_samples_with_the_adapter_as_it_is_after_an_update(make
         stir(model)
     request = GenerateRequest(id="r", prompt_ids=(1, 2, 3, 4, 5, 6), max_tokens=9, seed=0)
     ids, logprobs = list(request.prompt_ids), []
-    with without_adapter():  # of this thread; the engine has its own
+    with chosen(None):  # of this thread; the engine has its own
         async for delta in engine.generate(request):
             ids += delta.token_ids
             logprobs += delta.logprobs

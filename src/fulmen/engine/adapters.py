@@ -2,15 +2,14 @@
 
 Beside each chosen layer W stand two thin matrices, and x ↦ W x + (alpha / rank) · B A x; B begins
 at zero, so training begins at the model as it was. The layers are PEFT's, inside the model that
-learner and engine share, so what samples is what is trained.
+learner and engine share, so what samples is what is trained. Several adapters in one model are
+several policies over one base; forward passes choose theirs (`adapted.py`).
 
 Source: LoRA, arXiv 2106.09685.
 """
 
 import functools
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,14 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from fulmen.engine.adapted import adapted_forward, is_adapted
 from fulmen.schema.errors import ConfigError, ModelError
 
 FOLDER = "adapter"
 """Where a checkpoint holds the adapter, in PEFT's format."""
-_NAME = "default"
+DEFAULT = "default"
+"""The name of an adapter, if nothing else is said; and in files, of any."""
 _WEIGHTS = "adapter_model.safetensors"
-
-_thread = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +39,13 @@ class AdapterConfig:
     seed: int = 0
 
 
-def add_adapter(model: PreTrainedModel, config: AdapterConfig) -> None:
-    """Put an adapter into a model and freeze everything else. The output stays as it is.
+def add_adapter(model: PreTrainedModel, config: AdapterConfig, name: str = DEFAULT) -> None:
+    """Put an adapter into a model and freeze everything but adapters. What the model computes
+    without it, or with others, stays as it is.
 
     Raises:
-        ConfigError: PEFT is not installed, or no layer has a name of `targets`.
+        ConfigError: PEFT is not installed, no layer has a name of `targets`, or one that has is
+            not linear.
     """
     try:
         from peft import LoraConfig
@@ -61,7 +62,7 @@ def add_adapter(model: PreTrainedModel, config: AdapterConfig) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         try:
-            model.add_adapter(lora, _NAME)
+            model.add_adapter(lora, name)
         except ValueError as error:
             linear = {name for name, module in named_linears(model)}
             raise ConfigError(
@@ -72,10 +73,15 @@ def add_adapter(model: PreTrainedModel, config: AdapterConfig) -> None:
     # Whoever loads the adapter finds the model from wherever that is done.
     home = model.name_or_path
     if home and (Path(home) / "config.json").is_file():
-        model.peft_config[_NAME].base_model_name_or_path = str(Path(home).absolute())
+        model.peft_config[name].base_model_name_or_path = str(Path(home).absolute())
     for layer in adapted_layers(model):
-        # Partials of bound methods, not closures: a deep copy of the model gets its own.
-        layer.forward = functools.partial(_switched, layer.forward, layer)
+        if name not in layer.lora_A:
+            raise ConfigError("lora_targets: an embedding is no linear layer")
+        # A partial, not a closure: a deep copy of the model gets its own.
+        layer.forward = functools.partial(adapted_forward, layer)
+    for path, parameter in model.named_parameters():
+        # PEFT leaves only one of several to be trained.
+        parameter.requires_grad_(".lora_" in path)
 
 
 def named_linears(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -97,51 +103,46 @@ def adapted_layers(model: nn.Module) -> Iterator[Any]:
             yield module
 
 
-def is_adapted(layer: nn.Module) -> bool:
-    """Whether a layer is one of PEFT's around another."""
-    return hasattr(layer, "get_delta_weight") and hasattr(layer, "base_layer")
+def adapter_names(model: nn.Module) -> list[str]:
+    """The adapters of a model, in the order they were put into it."""
+    first = next(adapted_layers(model), None)
+    return [] if first is None else list(first.lora_A)
 
 
-@contextmanager
-def without_adapter() -> Iterator[None]:
-    """Forward passes of this thread are those of the model without its adapter; other threads, the
-    engine's among them, go on with it."""
-    _thread.plain = True
-    try:
-        yield
-    finally:
-        _thread.plain = False
-
-
-def _switched(adapted: Callable[..., Tensor], layer: Any, *inputs: Any, **options: Any) -> Tensor:  # noqa: ANN401
-    if getattr(_thread, "plain", False):
-        return layer.base_layer(*inputs, **options)
-    return adapted(*inputs, **options)
+def adapter_parameters(model: nn.Module, name: str) -> dict[str, nn.Parameter]:
+    """What is trained of an adapter, by the names that it has in a model with no other."""
+    return {
+        path.replace(f".{name}.", f".{DEFAULT}."): parameter
+        for path, parameter in model.named_parameters()
+        if ".lora_" in path and path.endswith(f".{name}.weight")
+    }
 
 
 @torch.no_grad()
-def merged_weight(layer: nn.Module) -> Tensor:
-    """The weight of a linear layer with its adapter added, if it has one, without gradient."""
-    if not is_adapted(layer):
-        assert isinstance(layer.weight, Tensor)
-        return layer.weight.detach()
+def merged_weight(layer: nn.Module, name: str | None = DEFAULT) -> Tensor:
+    """The weight of a linear layer, with an adapter added if it has one and None is not asked for,
+    without gradient."""
     found: Any = layer
-    base = found.base_layer.weight
-    return (base.float() + found.get_delta_weight(_NAME).float()).to(base.dtype)
+    if not is_adapted(layer):
+        return found.weight.detach()
+    base = found.base_layer.weight.detach()
+    if name is None:
+        return base
+    return (base.float() + found.get_delta_weight(name).float()).to(base.dtype)
 
 
-def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """All weights by the names they have in a model without adapter."""
+def merged_weights(model: PreTrainedModel, name: str = DEFAULT) -> dict[str, Tensor]:
+    """All weights, an adapter added, by the names they have in a model without one."""
     found: dict[str, Tensor] = {}
     for path, module in model.named_modules():
         if is_adapted(module):
-            found[f"{path}.weight"] = merged_weight(module)
+            found[f"{path}.weight"] = merged_weight(module, name)
             base: Any = module
             if base.base_layer.bias is not None:
                 found[f"{path}.bias"] = base.base_layer.bias.detach()
-    for name, parameter in model.named_parameters():
-        if ".base_layer." not in name and ".lora_" not in name:
-            found[name] = parameter.detach()
+    for path, parameter in model.named_parameters():
+        if ".base_layer." not in path and ".lora_" not in path:
+            found[path] = parameter.detach()
     return found
 
 
@@ -157,38 +158,47 @@ def write_model(like: PreTrainedModel, weights: Mapping[str, Tensor], folder: Pa
     model.save_pretrained(folder)
 
 
-def save_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """Write the adapter in PEFT's format, for a model of any wrapping."""
-    from peft import get_peft_model_state_dict
+def save_adapter(model: PreTrainedModel, folder: Path, name: str = DEFAULT) -> None:
+    """Write an adapter in PEFT's format, for a model of any wrapping."""
     from safetensors.torch import save_file
 
-    # Transformers' own way would ask the Hub whether the vocabulary is the base's; it is.
-    weights = get_peft_model_state_dict(model, adapter_name=_NAME, save_embedding_layers=False)
+    # PEFT's own way would ask the Hub whether the vocabulary is the base's; it is.
     target = folder / FOLDER
     target.mkdir(parents=True, exist_ok=True)
-    prefixed = {f"base_model.model.{name}": w.contiguous() for name, w in weights.items()}
-    save_file(prefixed, target / _WEIGHTS, metadata={"format": "pt"})
-    config: Any = model.peft_config[_NAME]
+    weights = {path: w.detach().contiguous() for path, w in _in_file(model, name).items()}
+    save_file(weights, target / _WEIGHTS, metadata={"format": "pt"})
+    config: Any = model.peft_config[name]
     config.save_pretrained(target)
 
 
-def load_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """Take the weights of the model's adapter from a checkpoint.
+@torch.no_grad()
+def load_adapter(model: PreTrainedModel, folder: Path, name: str = DEFAULT) -> None:
+    """Take the weights of an adapter in the model from a checkpoint.
 
     Raises:
         ModelError: there is none, or it is of another shape.
     """
-    from peft import set_peft_model_state_dict
     from safetensors.torch import load_file
 
     file = folder / FOLDER / _WEIGHTS
     if not file.is_file():
         raise ModelError(f"{folder} holds no adapter", hint="was the run begun without lora_rank?")
-    weights: Mapping[str, Tensor] = load_file(file)
-    try:
-        done = set_peft_model_state_dict(model, dict(weights), adapter_name=_NAME)
-    except RuntimeError as error:
-        reason = str(error).strip().splitlines()[-1].strip()
-        raise ModelError(f"{file} is the adapter of another shape ({reason})") from error
-    if done.unexpected_keys or any(".lora_" in name for name in done.missing_keys):
+    saved: Mapping[str, Tensor] = load_file(file)
+    wanted = _in_file(model, name)
+    if saved.keys() != wanted.keys():
         raise ModelError(f"{file} is an adapter of other layers")
+    for path, parameter in wanted.items():
+        here, there = list(parameter.shape), list(saved[path].shape)
+        if here != there:
+            raise ModelError(
+                f"{file} is the adapter of another shape: {path} is {here} here and {there} there"
+            )
+        parameter.copy_(saved[path])
+
+
+def _in_file(model: PreTrainedModel, name: str) -> dict[str, nn.Parameter]:
+    """An adapter's weights by their names in PEFT's files, which do not say the adapter's."""
+    return {
+        "base_model.model." + path.replace(f".{DEFAULT}.", "."): parameter
+        for path, parameter in adapter_parameters(model, name).items()
+    }

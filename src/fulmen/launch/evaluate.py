@@ -1,8 +1,14 @@
 """`fulmen eval`: measure a model on tasks through the same agent, gateway and grader."""
 
-from functools import partial
+from collections.abc import Sequence
 
-from fulmen.launch.policy import policy_sources, serve_policy, served_policies
+from fulmen.launch.policy import (
+    PolicySource,
+    ServedPolicy,
+    policy_sources,
+    serve_policy,
+    served_policies,
+)
 from fulmen.launch.rig import read_inputs, running
 from fulmen.runner.agents import check_agent, parse_agent
 from fulmen.schema.config import EvalConfig
@@ -29,7 +35,10 @@ async def _evaluate(
 ) -> tuple[EvalDone, tuple[Sample, ...], tuple[Sample, ...]]:
     check_agent(parse_agent(config.agent))
     inputs = read_inputs(config)
-    serve = partial(serve_policy, settings=config)
+
+    def serve(sources: Sequence[PolicySource]) -> list[ServedPolicy]:
+        return [serve_policy(source, config) for source in sources]
+
     folder, _ = open_folder(config.out, "eval", config.if_exists)
     with folder:
         async with (

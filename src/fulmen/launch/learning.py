@@ -1,6 +1,6 @@
 """The learner of a run, from its settings: in one process, or in those that torchrun starts."""
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from fulmen.engine.adapters import AdapterConfig, add_adapter, load_adapter
+from fulmen.engine.adapters import DEFAULT, AdapterConfig, add_adapter, load_adapter
 from fulmen.engine.model import LoadedModel, read_folder
 from fulmen.engine.platform import place, prepare_process
 from fulmen.launch.critic import make_critic
@@ -30,16 +30,44 @@ from fulmen.learner.optimiser import OptimiserConfig
 from fulmen.learner.ranks import Ranks
 from fulmen.learner.sharded import Plan, Sharded
 from fulmen.learner.together import LeadingLearner
+from fulmen.learner.weights import OneAdapter
 from fulmen.schema.training import TrainConfig
 
 
+def base_of(config: TrainConfig, source: PolicySource) -> Hashable:
+    """Policies for which this is equal are adapters of one model, loaded once."""
+    if config.lora_rank is None or place()[1] > 1:
+        return "of its own", source.name
+    folder = Path(source.model)
+    return "shared", str(folder.resolve()) if folder.exists() else source.model
+
+
 def serve_trained(
-    config: TrainConfig, checkpoint: Path | None, source: PolicySource
-) -> ServedPolicy:
-    """A policy of a run as it is now: its model or its part of the last checkpoint, served."""
-    own = checkpoint / source.place if checkpoint else None
-    folder = source.model if config.lora_rank else own
-    return serve_policy(source, config, folder=folder, shape=partial(_adapt, config, own))
+    config: TrainConfig, checkpoint: Path | None, sources: Sequence[PolicySource]
+) -> list[ServedPolicy]:
+    """A policy of a run as it is now, its model or its part of the last checkpoint, served; or
+    several that are adapters of one model, sampled together."""
+    own = [checkpoint / source.place if checkpoint else None for source in sources]
+    names = [DEFAULT, *(f"adapter-{number}" for number in range(1, len(sources)))]
+
+    def shape(model: PreTrainedModel) -> None:
+        for folder, name in zip(own, names, strict=True):
+            _adapt(config, folder, model, name)
+
+    first = serve_policy(
+        sources[0],
+        config,
+        folder=sources[0].model if config.lora_rank else own[0],
+        shape=shape,
+        adapter=DEFAULT if len(sources) > 1 else None,
+    )
+    others = zip(sources[1:], names[1:], strict=True)
+    return [first, *(_beside(first, source, name) for source, name in others)]
+
+
+def _beside(first: ServedPolicy, source: PolicySource, adapter: str) -> ServedPolicy:
+    engine = first.engine.beside(name=source.name, adapter=adapter)
+    return replace(first, source=source, engine=engine, adapter=adapter)
 
 
 @contextmanager
@@ -103,10 +131,12 @@ def make_follower(
 def _alone(
     config: TrainConfig, policy: ServedPolicy, base: LoadedModel | None, arguments: dict[str, Any]
 ) -> Learner:
+    model = policy.loaded.model
     if config.activation_checkpointing:
-        checkpoint_layers(policy.loaded.model)
+        checkpoint_layers(model)
     reference = base.model if base is not None else None
-    return Learner(policy.loaded.model, reference=reference, **arguments)
+    weights = model if policy.adapter is None else OneAdapter(model, policy.adapter)
+    return Learner(weights, reference=reference, **arguments)
 
 
 def _needs_reference(config: TrainConfig, *, resumed: bool) -> bool:
@@ -142,7 +172,9 @@ def _freeze(model: PreTrainedModel) -> None:
     model.requires_grad_(False)
 
 
-def _adapt(config: TrainConfig, checkpoint: Path | None, model: PreTrainedModel) -> None:
+def _adapt(
+    config: TrainConfig, checkpoint: Path | None, model: PreTrainedModel, name: str = DEFAULT
+) -> None:
     """Put an adapter into the model if one is trained: that of the checkpoint, or a new one."""
     if config.lora_rank is None:
         return
@@ -152,9 +184,9 @@ def _adapt(config: TrainConfig, checkpoint: Path | None, model: PreTrainedModel)
         targets=config.lora_targets,
         seed=config.seed,
     )
-    add_adapter(model, adapter)
+    add_adapter(model, adapter, name)
     if checkpoint is not None:
-        load_adapter(model, checkpoint)
+        load_adapter(model, checkpoint, name)
 
 
 def _arguments(config: TrainConfig) -> dict[str, Any]:

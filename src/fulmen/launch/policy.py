@@ -1,7 +1,7 @@
 """Policies: model folders, named, loaded and served."""
 
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,6 +126,8 @@ class ServedPolicy:
     renderer: ChatRenderer
     grammars: GrammarCompiler
     engine: LocalEngine
+    adapter: str | None = None
+    """Of several in the model, the one that is this policy."""
 
     @property
     def as_policy(self) -> Policy:
@@ -146,11 +148,13 @@ def serve_policy(
     *,
     folder: Path | str | None = None,
     shape: Callable[[Any], None] = lambda _: None,
+    adapter: str | None = None,
 ) -> ServedPolicy:
     """Load a policy, as it came or as `folder` has it, and serve it from this process; the caller
     closes the engine.
 
-    `shape` is applied to the model before it is served: an adapter is put into it.
+    `shape` is applied to the model before it is served: adapters are put into it; of several,
+    `adapter` is the policy's.
     """
     loaded = load_policy(folder or source.model, settings)
     shape(loaded.model)
@@ -161,23 +165,33 @@ def serve_policy(
         max_context=loaded.max_context,
         max_batch=settings.max_batch,
         grammars=grammars,
+        adapter=adapter,
     )
-    return ServedPolicy(source, loaded, renderer, grammars, engine)
+    return ServedPolicy(source, loaded, renderer, grammars, engine, adapter)
 
 
 @asynccontextmanager
 async def served_policies(
-    sources: Sequence[PolicySource], serve: Callable[[PolicySource], ServedPolicy]
+    sources: Sequence[PolicySource],
+    serve: Callable[[Sequence[PolicySource]], Sequence[ServedPolicy]],
+    *,
+    base: Callable[[PolicySource], Hashable] = lambda source: source.name,
 ) -> AsyncIterator[list[ServedPolicy]]:
-    """All policies of a run, each a model of its own with an engine of its own, sampled at the same
-    time; in their order. Engines are closed when the context is left.
+    """All policies of a run, sampled at the same time; in their order. Engines are closed when the
+    context is left.
+
+    `serve` is given those of equal `base` together: they share a model, others have their own.
 
     Raises:
         ModelError: one of them cannot be served.
     """
+    groups: dict[Hashable, list[PolicySource]] = {}
+    for source in sources:
+        groups.setdefault(base(source), []).append(source)
     async with AsyncExitStack() as stack:
-        served = []
-        for source in sources:
-            served.append(serve(source))
-            stack.push_async_callback(served[-1].engine.close)
-        yield served
+        served: dict[str, ServedPolicy] = {}
+        for group in groups.values():
+            for policy in serve(group):
+                served[policy.source.name] = policy
+                stack.push_async_callback(policy.engine.close)
+        yield [served[source.name] for source in sources]

@@ -12,7 +12,7 @@ from fulmen.engine.platform import place
 from fulmen.launch.air import read_rules
 from fulmen.launch.crediting import make_crediting, make_scorers
 from fulmen.launch.learners import follow_run, make_learners
-from fulmen.launch.learning import joined, serve_trained
+from fulmen.launch.learning import base_of, joined, serve_trained
 from fulmen.launch.memory import PeakMemory
 from fulmen.launch.policy import (
     PolicySource,
@@ -88,7 +88,8 @@ async def _train(
             check_same_policies(sources, history.checkpoint)
         folder.write_config(config, origins)
         serve = partial(serve_trained, config, history.checkpoint)
-        async with served_policies(sources, serve) as policies:
+        base = partial(base_of, config)
+        async with served_policies(sources, serve, base=base) as policies:
             learners = make_learners(config, policies, history.checkpoint, ranks)
             async with running(config, folder, policies, inputs, listen) as rig:
                 listen(_started(config, folder, policies, inputs, history, rig.url))
@@ -123,10 +124,11 @@ def _started(
     history: History,
     url: str,
 ) -> RunStarted:
+    models = {id(policy.loaded.model): policy.loaded for policy in policies}
     return RunStarted(
         run=str(folder.path),
         model=", ".join(policy.source.name for policy in policies),
-        parameters=sum(policy.loaded.parameters for policy in policies),
+        parameters=sum(loaded.parameters for loaded in models.values()),
         agent=config.agent,
         train_tasks=len(inputs.tasks),
         val_tasks=len(inputs.val),

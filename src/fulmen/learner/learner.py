@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from fulmen.engine.grammar import GrammarCompiler
@@ -36,7 +36,7 @@ from fulmen.learner.objective import Objective
 from fulmen.learner.optimiser import Optimiser, OptimiserConfig
 from fulmen.learner.terms import Terms
 from fulmen.learner.vocabulary import TokenScores
-from fulmen.learner.weights import Forward, Weights, Whole
+from fulmen.learner.weights import Forward, Weights, Whole, trainable
 from fulmen.schema.codec import from_json, to_json
 from fulmen.schema.errors import ConfigError
 from fulmen.schema.records import Credited, Record, Transition
@@ -81,7 +81,7 @@ class Learner:
         self.layout, self.why = self.weights.layout()
         self._critic = critic
         self._shared = critic if isinstance(critic, SharedCritic) else None
-        self._optimiser = Optimiser(_trained(self.weights.model, self._shared), optimiser)
+        self._optimiser = Optimiser(_trained(self.weights, self._shared), optimiser)
         self._updating = updating
         self._grammars = grammars
         self._reference: Forward | None = None
@@ -171,9 +171,7 @@ class Learner:
                 loss = loss + self._shared.loss(scores.values, batch, old_values or {}, own)
             loss.backward()
 
-    def _loss(
-        self, batch: MicroBatch, scores: TokenScores, terms: Terms, tally: Tally
-    ) -> torch.Tensor:
+    def _loss(self, batch: MicroBatch, scores: TokenScores, terms: Terms, tally: Tally) -> Tensor:
         """The micro-batch's part of the objective, () with gradient."""
         aim, fit = self.objective, usable(terms)
         tally.add_unusable(int((~fit).sum()))
@@ -240,7 +238,7 @@ class Learner:
             raise ConfigError("this learner has no reference", hint="set kl_in_reward")
         return self._reference
 
-    def _logprobs(self, policy: Forward, batch: MicroBatch) -> torch.Tensor:
+    def _logprobs(self, policy: Forward, batch: MicroBatch) -> Tensor:
         """(N,) log π of the batch's tokens under a policy."""
         return policy.run(score, batch, grammars=self._grammars).logprobs
 
@@ -257,13 +255,16 @@ class Learner:
         """What a shared critic foresees as the weights are now; nothing where there is none."""
         if self._shared is None:
             return {}
-        head, decoder = self._shared.head, self.weights.model.get_decoder()
-        batches = self._lay_out(later, [0.0] * len(later))
-        return by_call(batches, lambda batch: foresee(decoder, batch, head))
+        head, batches = self._shared.head, self._lay_out(later, [0.0] * len(later))
+
+        def values(batch: MicroBatch) -> Tensor:
+            return self.weights.run(lambda model: foresee(model.get_decoder(), batch, head))
+
+        return by_call(batches, values)
 
     def _anchor(
         self, batch: MicroBatch, scores: TokenScores, old: CallNumbers, on_policy: bool
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """(N,) log π_old of a micro-batch."""
         if self.objective.old == "engine":
             return batch.logprobs
@@ -331,11 +332,12 @@ class Learner:
             self._critic.optimiser.steps_done = progress.critic_steps
 
 
-def _trained(model: PreTrainedModel, critic: SharedCritic | None) -> nn.Module:
+def _trained(policy: Weights, critic: SharedCritic | None) -> dict[str, nn.Parameter]:
     """What the policy's optimiser steps."""
     if critic is None:
-        return model
-    return nn.ModuleDict({"policy": model, "value_head": critic.head})
+        return policy.trained()
+    own = {f"policy.{name}": parameter for name, parameter in policy.trained().items()}
+    return own | {f"value_head.{name}": p for name, p in trainable(critic.head).items()}
 
 
 def _sampled(items: Sequence[Credited]) -> int:

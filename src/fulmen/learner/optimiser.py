@@ -1,6 +1,7 @@
 """AdamW over float32 master weights, with warm-up, schedule and gradient clipping."""
 
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -40,7 +41,7 @@ class OptimiserConfig:
 
 
 class Optimiser:
-    """Steps a module's parameters in place.
+    """Steps parameters in place.
 
     AdamW works on masters in float32: the parameters themselves where they are float32, else copies
     beside them; with `offload` always copies, in the CPU's memory. A copy takes over its
@@ -48,10 +49,15 @@ class Optimiser:
     float32, and gradients stay in the memory of the parameter for no longer than that.
     """
 
-    def __init__(self, module: nn.Module, config: OptimiserConfig) -> None:
+    def __init__(
+        self, trained: nn.Module | Mapping[str, nn.Parameter], config: OptimiserConfig
+    ) -> None:
+        """`trained`: what of a module has gradients, or parameters by the names that are saved."""
         self.config = config
         self.steps_done = 0
-        named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        of_module = isinstance(trained, nn.Module)
+        named = dict(trained.named_parameters() if of_module else trained)
+        named = {name: p for name, p in named.items() if p.requires_grad}
         self._names = list(named)
         self._live = list(named.values())
         self._masters = [self._master(parameter) for parameter in self._live]

@@ -32,7 +32,7 @@ from fulmen.learner.calls import CallNumbers
 from fulmen.learner.layouts import layout_for
 from fulmen.learner.metrics import Counted, Tally
 from fulmen.learner.ranks import Ranks
-from fulmen.learner.weights import Forward, WithoutAdapter, write_policy
+from fulmen.learner.weights import Forward, WithoutAdapter, trainable, write_policy
 from fulmen.schema.codec import from_msgpack, pack_floats, to_msgpack, unpack_floats
 from fulmen.schema.records import Credited, Record
 
@@ -118,6 +118,9 @@ class Sharded:
         """Where batches are to be."""
         return self._ranks.device
 
+    def trained(self) -> dict[str, nn.Parameter]:
+        return trainable(self.model)
+
     def run(self, function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:  # noqa: ANN401 - the function's own
         """`function(model, …)` as one forward pass; in every process the same number of times."""
         return getattr(self.model, _ENTRY)(function, *arguments, **keywords)
@@ -171,12 +174,11 @@ class Sharded:
     def publish(self) -> None:
         """Bring the trained weights to the whole model."""
         targets = dict(self.whole.named_parameters()) if self.whole is not None else {}
-        for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad:
-                # One at a time: only one weight is whole in every process's memory.
-                full = _whole_of(parameter, self.device)
-                if self.whole is not None:
-                    targets[name].copy_(full)
+        for name, parameter in self.trained().items():
+            # One at a time: only one weight is whole in every process's memory.
+            full = _whole_of(parameter, self.device)
+            if self.whole is not None:
+                targets[name].copy_(full)
 
     def save(self, folder: Path, *, final: bool) -> None:
         """From the first process's whole model, in the format that it samples in."""
@@ -185,8 +187,7 @@ class Sharded:
 
     def tensors(self) -> dict[str, Tensor]:
         """The parts of the trained weights, in float32."""
-        named = self.model.named_parameters()
-        return {f"weight.{name}": p.detach() for name, p in named if p.requires_grad}
+        return {f"weight.{name}": p.detach() for name, p in self.trained().items()}
 
     @torch.no_grad()
     def _take_over(self) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from fulmen.engine.adapted import as_chosen
 from fulmen.engine.grammar import Mask
 from fulmen.engine.pytorch.masks import forbid
 
@@ -71,11 +72,12 @@ def token_scores(
     if rows >= count:
         return _scores(project, hidden, targets, temperatures, masks, entropy_gradient)
     parts: list[TokenScores] = []
+    again = as_chosen(_scores)
     for start in range(0, count, rows):
         part = slice(start, start + rows)
         numbers = (hidden[part], targets[part], temperatures[part], masks[part], entropy_gradient)
         parts.append(
-            checkpoint(_scores, project, *numbers, use_reentrant=False, preserve_rng_state=False)
+            checkpoint(again, project, *numbers, use_reentrant=False, preserve_rng_state=False)
         )
     return TokenScores(
         torch.cat([part.logprobs for part in parts]), torch.cat([part.entropy for part in parts])

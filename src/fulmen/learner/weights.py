@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from fulmen.engine.adapted import chosen
 from fulmen.engine.adapters import (
+    DEFAULT,
+    adapter_parameters,
     has_adapter,
     merged_weights,
     save_adapter,
-    without_adapter,
     write_model,
 )
 from fulmen.learner.batch import Layout, MicroBatch
@@ -42,7 +44,11 @@ class Weights(Forward, Protocol):
 
     @property
     def model(self) -> PreTrainedModel:
-        """Its parameters with gradient are what is trained."""
+        """What they belong to."""
+        ...
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """What of it is trained, by the names that a checkpoint has."""
         ...
 
     @property
@@ -100,6 +106,9 @@ class Whole:
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
+    def trained(self) -> dict[str, nn.Parameter]:
+        return trainable(self.model)
+
     def run(self, function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:  # noqa: ANN401 - the function's own
         return function(self.model, *arguments, **keywords)
 
@@ -134,6 +143,30 @@ class Whole:
         return {}
 
 
+class OneAdapter(Whole):
+    """One of several adapters in a model in this process: a policy that shares its base."""
+
+    def __init__(self, model: PreTrainedModel, adapter: str) -> None:
+        super().__init__(model)
+        self._adapter = adapter
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        return adapter_parameters(self.model, self._adapter)
+
+    def run(self, function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:  # noqa: ANN401 - the function's own
+        with chosen(self._adapter):
+            return super().run(function, *arguments, **keywords)
+
+    def layout(self) -> tuple[Layout, str]:
+        return self.run(layout_for)
+
+    def frozen(self) -> Forward:
+        return WithoutAdapter(Whole(self.model))
+
+    def save(self, folder: Path, *, final: bool) -> None:
+        write_policy(self.model, folder, final=final, adapter=self._adapter)
+
+
 class WithoutAdapter:
     """The model that an adapter was put into, at no cost in memory."""
 
@@ -141,16 +174,23 @@ class WithoutAdapter:
         self._weights = weights
 
     def run(self, function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:  # noqa: ANN401 - the function's own
-        with without_adapter():
+        with chosen(None):
             return self._weights.run(function, *arguments, **keywords)
 
 
-def write_policy(model: PreTrainedModel, folder: Path, *, final: bool) -> None:
-    """Write a model in Hugging Face's format; of one with an adapter the adapter, and if it is the
-    last time, the two merged."""
+def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
+    """All parameters that are to have gradients, by name."""
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+
+def write_policy(
+    model: PreTrainedModel, folder: Path, *, final: bool, adapter: str = DEFAULT
+) -> None:
+    """Write a model in Hugging Face's format; of one with adapters this one, and if it is the last
+    time, the model and it merged."""
     if not has_adapter(model):
         model.save_pretrained(folder)
         return
-    save_adapter(model, folder)
+    save_adapter(model, folder, adapter)
     if final:
-        write_model(model, merged_weights(model), folder)
+        write_model(model, merged_weights(model, adapter), folder)

@@ -6,6 +6,7 @@ the active part of the cache is always one contiguous view.
 
 import math
 from collections.abc import Sequence as Items
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from fulmen.engine.adapted import Rows, chosen
+from fulmen.engine.adapters import adapter_names
 from fulmen.engine.pytorch.attention import CacheView, serving
 from fulmen.engine.pytorch.dense import DenseForward, supports
 from fulmen.engine.pytorch.masks import forbid
@@ -50,6 +53,7 @@ class Batch:
         self.reused_tokens = 0
         """Prompt tokens whose keys and values were copied instead."""
         self._model = model
+        self._several = len(adapter_names(model)) > 1
         self._dense = DenseForward(model) if supports(model) else None
         config = model.config.get_text_config()
         self._planes = 2 * config.num_hidden_layers
@@ -73,11 +77,12 @@ class Batch:
 
     def missing_block(self, sequence: Sequence) -> BlockKey | None:
         """The first block of its tokens that is not in the prefix cache, if a full one is not."""
-        return self._prefixes.match(sequence.ids)[1]
+        return self._prefixes.match(sequence.ids, sequence.adapter)[1]
 
     def uncached(self, sequence: Sequence) -> int:
         """How many tokens its prefill would compute."""
-        return len(sequence.ids) - BLOCK * len(self._prefixes.match(sequence.ids)[0])
+        places, _ = self._prefixes.match(sequence.ids, sequence.adapter)
+        return len(sequence.ids) - BLOCK * len(places)
 
     def prefill(self, wave: Items[Sequence], max_tokens: int) -> Sampled:
         """Give each sequence a slot, compute its tokens so far, and sample its next one.
@@ -88,7 +93,7 @@ class Batch:
         self.sequences += wave
         self._reserve(len(self.sequences), max(len(s.ids) for s in wave) + 1)
         for slot, sequence in enumerate(wave, start=first):
-            places, _ = self._prefixes.match(sequence.ids)
+            places, _ = self._prefixes.match(sequence.ids, sequence.adapter)
             self._prefixes.load(places, self._cache[:, slot])
             sequence.cached = len(places) * BLOCK
             self.reused_tokens += sequence.cached
@@ -97,11 +102,11 @@ class Batch:
         hidden = [self._forward(wave, first, at, piece) for at in range(0, widest, piece)]
         last = torch.tensor([len(s.ids) - s.cached - 1 for s in wave], device=self._device)
         rows = torch.arange(len(wave), device=self._device)
-        logits = self._project(torch.cat(hidden, dim=1)[rows, last])
+        logits = self._project(torch.cat(hidden, dim=1)[rows, last], self._rows(wave, 1))
         for slot, sequence in enumerate(wave, start=first):
             self.prefilled_tokens += len(sequence.ids) - sequence.cached
             sequence.cached = len(sequence.ids)
-            self._prefixes.store(sequence.ids, self._cache[:, slot])
+            self._prefixes.store(sequence.ids, self._cache[:, slot], sequence.adapter)
         return self._sample(wave, logits)
 
     def decode(self) -> Sampled:
@@ -112,7 +117,8 @@ class Batch:
         longest = max(s.cached for s in self.sequences) + 1
         self._reserve(count, longest)
         view = CacheView(self._cache, 0, positions[:, None], _rounded(longest))
-        logits = self._project(self._run(tokens[:, None], view)[:, 0])
+        rows = self._rows(self.sequences, 1)
+        logits = self._project(self._run(tokens[:, None], view, rows)[:, 0], rows)
         for sequence in self.sequences:
             sequence.cached += 1
         return self._sample(self.sequences, logits)
@@ -121,7 +127,8 @@ class Batch:
         """Free a sequence's slot; `keep` leaves its full blocks in the prefix cache."""
         slot, last = self.sequences.index(sequence), len(self.sequences) - 1
         if keep:
-            self._prefixes.store(sequence.ids[: sequence.cached], self._cache[:, slot])
+            known = sequence.ids[: sequence.cached]
+            self._prefixes.store(known, self._cache[:, slot], sequence.adapter)
         if slot != last:
             moved = self.sequences[last]
             self.sequences[slot] = moved
@@ -129,12 +136,14 @@ class Batch:
             self._cache[:, slot, :, :length] = self._cache[:, last, :, :length]
         self.sequences.pop()
 
-    def forget(self) -> list[Sequence]:
-        """Empty all slots and prefixes because the weights changed; returns who had a slot."""
-        evicted, self.sequences = self.sequences, []
-        for sequence in evicted:
+    def forget(self, adapter: str | None) -> list[Sequence]:
+        """Empty slots and prefixes of an adapter because its weights changed; returns who had a
+        slot."""
+        evicted = [s for s in self.sequences if s.adapter == adapter]
+        for sequence in reversed(evicted):  # from the last on, few have to move
+            self.remove(sequence, keep=False)
             sequence.cached = 0
-        self._prefixes.clear()
+        self._prefixes.clear(adapter)
         if self._dense is not None:
             self._dense.refresh()
         return evicted
@@ -161,20 +170,28 @@ class Batch:
             torch.as_tensor(positions, device=self._device),
             _rounded(int(positions.max()) + 1),
         )
-        return self._run(torch.as_tensor(ids, device=self._device), view)
+        rows = self._rows(wave, columns)
+        return self._run(torch.as_tensor(ids, device=self._device), view, rows)
 
-    def _run(self, ids: Tensor, view: CacheView) -> Tensor:
+    def _rows(self, sequences: Items[Sequence], columns: int) -> Rows | None:
+        """Which adapters so many tokens of each sequence have; None: there is no choice."""
+        if not self._several:
+            return None
+        return Rows.of([s.adapter for s in sequences], columns, self._device)
+
+    def _run(self, ids: Tensor, view: CacheView, rows: Rows | None) -> Tensor:
         if self._dense is not None:
-            return self._dense.hidden(ids, view)
-        with serving(view):
+            return self._dense.hidden(ids, view, rows)
+        with serving(view), _computed(rows):
             return self._model.get_decoder()(
                 input_ids=ids, position_ids=view.positions, use_cache=False
             ).last_hidden_state
 
-    def _project(self, hidden: Tensor) -> Tensor:
+    def _project(self, hidden: Tensor, rows: Rows | None) -> Tensor:
         if self._dense is not None:
-            return self._dense.project(hidden)
-        return project(self._model, hidden)
+            return self._dense.project(hidden, rows)
+        with _computed(rows):
+            return project(self._model, hidden)
 
     def _sample(self, sequences: Items[Sequence], logits: Tensor) -> Sampled:
         requests = [s.request for s in sequences]
@@ -218,6 +235,10 @@ class Batch:
         grown = self._cache.new_zeros(shape)
         grown[:, :have_slots, :, :have_length] = self._cache
         self._cache = grown
+
+
+def _computed(rows: Rows | None) -> AbstractContextManager[None]:
+    return nullcontext() if rows is None else chosen(rows)
 
 
 def _rounded(length: int) -> int:

@@ -6,7 +6,8 @@ added inside the products, and weights packed once for oneDNN, whose float32 pro
 twice as fast as MKL's on AMD and whose rows do not depend on how many others there are.
 
 The packed copies are taken when the object is made and at `refresh()`. So weights may change only
-inside `LocalEngine.updating`, which is where changes belong anyway.
+inside `LocalEngine.updating`, which is where changes belong anyway; and in a model with several
+adapters only these.
 """
 
 import platform
@@ -18,8 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from fulmen.engine.adapters import is_adapted, merged_weight
+from fulmen.engine.adapted import Rows, is_adapted
+from fulmen.engine.adapters import adapter_names
 from fulmen.engine.pytorch.attention import CacheView
+from fulmen.engine.pytorch.products import Product
 
 _FAMILIES = {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 _FIXED_ROPES = {"default", "linear", "llama3", "yarn"}
@@ -29,39 +32,17 @@ _MAX_WEIGHT_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class _Product:
-    """x ↦ x Wᵀ + b with a packed weight."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-    @classmethod
-    def of(cls, *layers: Any) -> "_Product":  # noqa: ANN401 - linear layers, PEFT's among them
-        """Pack some layers with the same input into one, each with its adapter added."""
-        weight = torch.cat([merged_weight(layer) for layer in layers])
-        biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight)
-        return cls(packed, torch.cat(biases) if biases else None)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-
-    def added_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.weight, self.bias, "add")
-
-
-@dataclass(frozen=True, slots=True)
 class _Layer:
     """One block's packed products, and its small weights as they live in the model."""
 
     attention_norm: Tensor
-    query_key_value: _Product
+    query_key_value: Product
     query_key_norm: Tensor | None
     """(Hq + H, D) where queries and keys are normalised per head, as in Qwen3."""
-    output: _Product
+    output: Product
     mlp_norm: Tensor
-    gate_up: _Product
-    down: _Product
+    gate_up: Product
+    down: Product
 
 
 class DenseForward:
@@ -75,37 +56,47 @@ class DenseForward:
         self._width: int = self._model.get_decoder().layers[0].self_attn.head_dim
         self._eps: float = config.rms_norm_eps
         self._cos = self._sin = torch.empty(0, self._width)
-        self.refresh()
+        self._adapters = adapter_names(model)
+        self._products: list[Product] = []
+        self._pack_all()
 
     def refresh(self) -> None:
-        """Take the model's weights of this moment."""
-        self._layers = [self._pack(layer) for layer in self._model.get_decoder().layers]
-        self._head = _Product.of(self._model.get_output_embeddings())
+        """Take the weights of this moment: the model's, or of several adapters theirs."""
+        if len(self._adapters) < 2:
+            self._pack_all()
+            return
+        for product in self._products:
+            product.refresh()
 
-    def hidden(self, ids: Tensor, view: CacheView) -> Tensor:
-        """(P, C) token ids to (P, C, E) hidden states, writing keys and values into the cache."""
+    def hidden(self, ids: Tensor, view: CacheView, rows: Rows | None = None) -> Tensor:
+        """(P, C) token ids to (P, C, E) hidden states, writing keys and values into the cache.
+
+        `rows` says which of several adapters each token has.
+        """
         decoder = self._model.get_decoder()
+        table = self._table(rows)
         places = view.positions.reshape(-1)
         cos, sin = self._angles(places, view.length)
         x = functional.embedding(ids.reshape(-1), decoder.embed_tokens.weight.detach())  # (N, E)
         for number, layer in enumerate(self._layers):
-            mixed = self._attend(number, layer, self._norm(x, layer.attention_norm), cos, sin, view)
-            x = layer.output.added_to(x, mixed)
-            gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).chunk(2, dim=-1)
-            x = layer.down.added_to(x, functional.silu(gate) * up)
+            joined = layer.query_key_value(self._norm(x, layer.attention_norm), table)
+            mixed = self._attend(number, layer, joined, cos, sin, view)
+            x = layer.output.added_to(x, mixed, table)
+            gate, up = layer.gate_up(self._norm(x, layer.mlp_norm), table).chunk(2, dim=-1)
+            x = layer.down.added_to(x, functional.silu(gate) * up, table)
         return self._norm(x, decoder.norm.weight.detach()).view(*ids.shape, -1)
 
-    def project(self, hidden: Tensor) -> Tensor:
+    def project(self, hidden: Tensor, rows: Rows | None = None) -> Tensor:
         """(P, E) hidden states to (P, V) logits."""
-        return self._head(hidden)
+        return self._head(hidden, self._table(rows))
 
     def _attend(
-        self, number: int, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, view: CacheView
+        self, number: int, layer: _Layer, joined: Tensor, cos: Tensor, sin: Tensor, view: CacheView
     ) -> Tensor:
-        """(N, E) normalised input to (N, Hq · D) mixed values."""
+        """(N, (Hq + 2 H) · D) queries, keys and values to (N, Hq · D) mixed values."""
         count, columns = view.positions.shape
         both = self._heads + self._shared
-        heads = layer.query_key_value(x).view(len(x), both + self._shared, self._width)
+        heads = joined.view(len(joined), both + self._shared, self._width)
         query_key, value = heads[:, :both], heads[:, both:]
         if layer.query_key_norm is not None:
             query_key = functional.rms_norm(query_key, (self._width,), None, self._eps)
@@ -121,9 +112,14 @@ class DenseForward:
         if columns == 1:
             return self._decode(query, keys, values, view, scale)
         mixed = functional.scaled_dot_product_attention(
-            query, keys, values, attn_mask=view.bias(None, x.dtype), scale=scale, enable_gqa=True
+            query,
+            keys,
+            values,
+            attn_mask=view.bias(None, joined.dtype),
+            scale=scale,
+            enable_gqa=True,
         )
-        return mixed.transpose(1, 2).reshape(len(x), -1)
+        return mixed.transpose(1, 2).reshape(len(joined), -1)
 
     def _decode(
         self, query: Tensor, keys: Tensor, values: Tensor, view: CacheView, scale: float
@@ -151,6 +147,11 @@ class DenseForward:
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(x, (x.shape[-1],), weight, self._eps)
 
+    def _pack_all(self) -> None:
+        self._products.clear()
+        self._head = self._product(self._model.get_output_embeddings())
+        self._layers = [self._pack(layer) for layer in self._model.get_decoder().layers]
+
     def _pack(self, layer: Any) -> _Layer:  # noqa: ANN401 - a decoder layer of one of the families
         attention, mlp = layer.self_attn, layer.mlp
         norm = None
@@ -163,13 +164,20 @@ class DenseForward:
             )
         return _Layer(
             attention_norm=layer.input_layernorm.weight.detach(),
-            query_key_value=_Product.of(attention.q_proj, attention.k_proj, attention.v_proj),
+            query_key_value=self._product(attention.q_proj, attention.k_proj, attention.v_proj),
             query_key_norm=norm,
-            output=_Product.of(attention.o_proj),
+            output=self._product(attention.o_proj),
             mlp_norm=layer.post_attention_layernorm.weight.detach(),
-            gate_up=_Product.of(mlp.gate_proj, mlp.up_proj),
-            down=_Product.of(mlp.down_proj),
+            gate_up=self._product(mlp.gate_proj, mlp.up_proj),
+            down=self._product(mlp.down_proj),
         )
+
+    def _product(self, *layers: Any) -> Product:  # noqa: ANN401 - linear layers, PEFT's among them
+        self._products.append(Product(layers, self._adapters))
+        return self._products[-1]
+
+    def _table(self, rows: Rows | None) -> Tensor | None:
+        return None if rows is None else rows.table(self._adapters)
 
 
 def supports(model: PreTrainedModel) -> bool:

@@ -2,7 +2,8 @@
 
 A block is known by its parent block and its own tokens, compared exactly: a trie. A request copies
 the blocks of its longest known prefix into its slot and computes only the rest; so the rollouts of
-a group compute their prompt once, and the next turn of a conversation only what is new.
+a group compute their prompt once, and the next turn of a conversation only what is new. Each
+adapter of a model has a trie of its own: the same tokens have other keys and values under another.
 """
 
 from collections import OrderedDict
@@ -14,8 +15,9 @@ from torch import Tensor
 BLOCK = 16
 """Tokens in a block: small prompts still share, and looking up costs little."""
 
-BlockKey = tuple[int, tuple[int, ...]]
-ROOT = -1
+Adapter = str | None
+BlockKey = tuple[int | Adapter, tuple[int, ...]]
+"""The block before it, by its id, or of a first one the adapter; and its tokens."""
 
 
 class PrefixCache:
@@ -30,16 +32,20 @@ class PrefixCache:
         self._shape = (planes, heads, BLOCK, width)
         self._like = like
         self._blocks = like.new_empty((0, *self._shape))
-        self._places: OrderedDict[BlockKey, tuple[int, int]] = OrderedDict()
-        """Key to (block id, place in the storage); least recently used first."""
+        self._places: OrderedDict[BlockKey, tuple[int, int, Adapter]] = OrderedDict()
+        """Key to (block id, place in the storage, adapter); least recently used first."""
+        self._free: list[int] = []
+        """Places below the number of blocks that hold none."""
         self._next_id = 0
 
-    def match(self, tokens: Sequence[int]) -> tuple[list[int], BlockKey | None]:
+    def match(
+        self, tokens: Sequence[int], adapter: Adapter = None
+    ) -> tuple[list[int], BlockKey | None]:
         """Places of the blocks that begin `tokens`, and the key of the first full block missing.
 
         The last token is never matched: its logits have to be computed.
         """
-        parent = ROOT
+        parent: int | Adapter = adapter
         missing: BlockKey | None = None
         chain: list[BlockKey] = []
         places: list[int] = []
@@ -49,7 +55,7 @@ class PrefixCache:
                 missing = key
                 break
             chain.append(key)
-            parent, place = self._places[key]
+            parent, place, _ = self._places[key]
             places.append(place)
         self._touch(chain)
         return places, missing
@@ -63,9 +69,9 @@ class PrefixCache:
                 planes, heads, len(places) * BLOCK, width
             )
 
-    def store(self, tokens: Sequence[int], slot: Tensor) -> None:
+    def store(self, tokens: Sequence[int], slot: Tensor, adapter: Adapter = None) -> None:
         """Keep the full blocks of `tokens`, whose keys and values stand in the slot."""
-        parent = ROOT
+        parent: int | Adapter = adapter
         chain: list[BlockKey] = []
         # A chain longer than the whole capacity would push out its own beginning.
         count = min(len(tokens) // BLOCK, self.capacity)
@@ -76,15 +82,16 @@ class PrefixCache:
             else:
                 place = self._free_place()
                 self._blocks[place] = slot[:, :, start : start + BLOCK]
-                self._places[key] = (self._next_id, place)
+                self._places[key] = (self._next_id, place, adapter)
                 self._next_id += 1
             parent = self._places[key][0]
             chain.append(key)
         self._touch(chain)
 
-    def clear(self) -> None:
-        """Forget everything: the weights have changed."""
-        self._places.clear()
+    def clear(self, adapter: Adapter = None) -> None:
+        """Forget everything of an adapter: its weights have changed."""
+        for key in [key for key, found in self._places.items() if found[2] == adapter]:
+            self._free.append(self._places.pop(key)[1])
 
     def _touch(self, chain: list[BlockKey]) -> None:
         """Mark as used, the end first: without its beginning a chain's end cannot be found."""
@@ -92,6 +99,8 @@ class PrefixCache:
             self._places.move_to_end(key)
 
     def _free_place(self) -> int:
+        if self._free:
+            return self._free.pop()
         used = len(self._places)
         if used == self.capacity:
             return self._places.popitem(last=False)[1][1]

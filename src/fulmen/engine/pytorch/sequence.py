@@ -22,6 +22,8 @@ class Sequence:
     loop: asyncio.AbstractEventLoop
     matcher: Matcher | None = None
     """What it must match."""
+    adapter: str | None = None
+    """Which of several adapters it is sampled with; None: the model as it is."""
     queue: "asyncio.Queue[Event]" = field(default_factory=asyncio.Queue)
     ids: list[int] = field(init=False)
     """Prompt and what was sampled."""
