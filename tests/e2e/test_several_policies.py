@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fulmen.cli.report import closing_lines
+from fulmen.engine.model import LoadedModel, load_model
 from fulmen.launch.api import evaluate
 from fulmen.launch.train import train
 from fulmen.schema.config import make_config
@@ -19,7 +20,7 @@ from fulmen.schema.errors import ConfigError
 from fulmen.schema.records import Call
 from fulmen.schema.training import TrainConfig
 from fulmen.store.open import open_store
-from fulmen.trainer.events import Event, Progress, RunFinished
+from fulmen.trainer.events import Event, Progress, RunFinished, RunStarted
 from models import tiny_model
 
 pytestmark = pytest.mark.e2e
@@ -140,6 +141,80 @@ def test_every_agent_samples_and_trains_its_own_policy(calc, tmp_path, random_mo
     assert (measured.rollouts, measured.excluded) == (2, 0)
 
 
+def adapters_of(checkpoint: Path) -> dict[str, dict[str, torch.Tensor]]:
+    """The adapters of a checkpoint, by policy."""
+    places = {"base": "."} | {name: f"policies/{place}" for name, place in POLICIES.items()}
+    return {
+        name: load_file(checkpoint / place / "adapter" / "adapter_model.safetensors")
+        for name, place in places.items()
+    }
+
+
+def weight_changed(adapter: dict[str, torch.Tensor]) -> bool:
+    """Whether it says something: its B matrices begin at zero."""
+    return any(bool(w.any()) for name, w in adapter.items() if "lora_B" in name)
+
+
+def test_policies_of_one_base_are_adapters_of_a_model_that_is_loaded_once(
+    calc, tmp_path, random_model, monkeypatch
+):
+    loaded: list[str] = []
+
+    def load(source: Path | str, **options: Any) -> LoadedModel:
+        loaded.append(str(source))
+        return load_model(source, **options)
+
+    monkeypatch.setattr("fulmen.launch.policy.load_model", load)
+    company = {"workers": 4, "processes": 4}  # so that adapters meet in batches
+    config = settings(calc, tmp_path, random_model, lora_rank=4, learning_rate=1e-2, **company)
+    events: list[Event] = []
+    done = run(config, events.append)
+    assert loaded == [f"{calc}/base", str(random_model)], "the KL term's reference is there, too"
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-000002"
+    adapters = adapters_of(checkpoint)
+    (started,) = (event for event in events if isinstance(event, RunStarted))
+    bases = [calc / "base", random_model]
+    assert started.parameters == sum(
+        sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(folder).parameters())
+        for folder in bases
+    ) + sum(w.numel() for adapter in adapters.values() for w in adapter.values())
+    assert all(map(weight_changed, adapters.values()))
+    assert any(
+        not torch.equal(adapters["base"][name], adapters["writer"][name])
+        for name in adapters["base"]
+    ), "two adapters of one base go their own ways"
+    for step, line in enumerate(steps_of(tmp_path / "run"), start=1):
+        for name in ("base", "writer", "re*"):
+            assert line[f"learn/{name}/updates"] == 1
+            assert line[f"learn/{name}/gap_max"] < 1e-4, "each was given what it sampled itself"
+            if step == 2:
+                assert line[f"learn/{name}/kl_reference"] > 1e-6
+        calls = asyncio.run(calls_of(tmp_path / "run", step))
+        assert {(call.agent, call.policy, call.version) for call in calls} == {
+            ("writer", "writer", step - 1),
+            ("checker", "base", step - 1),
+            ("rewriter", "re*", step - 1),
+        }
+    for name, place in (("base", "."), ("writer", "policies/writer")):
+        merged = AutoModelForCausalLM.from_pretrained(checkpoint / place)
+        again = AutoModelForCausalLM.from_pretrained(calc / "base")
+        again.load_adapter(str(checkpoint / place / "adapter"))
+        ids = torch.arange(30)[None]
+        with torch.no_grad():
+            ours, theirs = (model(input_ids=ids).logits for model in (merged, again))
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4, msg=name)
+    measured = evaluate(
+        agent=config.agent,
+        tasks=[{"question": "1+1?"}],
+        grader=config.grader,
+        model=str(checkpoint),
+        policies=done.policies,
+        out=str(tmp_path / "measured"),
+        max_tokens=2,
+    )
+    assert (measured.rollouts, measured.excluded) == (1, 0)
+
+
 def test_only_the_policy_whose_agent_earned_something_changes(calc, tmp_path, random_model):
     (tmp_path / "equal.py").write_text(EQUAL)
     (tmp_path / "chance.py").write_text(CHANCE)
@@ -166,21 +241,23 @@ def test_only_the_policy_whose_agent_earned_something_changes(calc, tmp_path, ra
     }
 
 
-def test_a_run_of_several_policies_goes_on_exactly_where_it_was(calc, tmp_path, random_model):
+@pytest.mark.parametrize("lora", [{}, {"lora_rank": 4, "learning_rate": 1e-2}])
+def test_a_run_of_several_policies_goes_on_exactly_where_it_was(calc, tmp_path, random_model, lora):
     whole, parts = tmp_path / "whole", tmp_path / "run"
-    run(settings(calc, tmp_path, random_model, steps=3, out=str(whole)))
+    run(settings(calc, tmp_path, random_model, steps=3, out=str(whole), **lora))
     stop = threading.Event()
 
     def stop_in_step_one(event: Event) -> None:
         if isinstance(event, Progress) and event.phase == "learn":
             stop.set()
 
-    first = run(settings(calc, tmp_path, random_model, steps=3), stop_in_step_one, stop)
+    first = run(settings(calc, tmp_path, random_model, steps=3, **lora), stop_in_step_one, stop)
     assert (first.stopped, first.steps) == (True, 1)
     fewer = {"policies": {"writer": f"{calc}/base"}, "if_exists": "resume"}
     with pytest.raises(ConfigError, match=r"has a policy 're\*', which the settings do not name"):
-        run(settings(calc, tmp_path, random_model, **fewer))
-    second = run(settings(calc, tmp_path, random_model, steps=3, if_exists="resume"))
+        run(settings(calc, tmp_path, random_model, **fewer, **lora))
+    again = settings(calc, tmp_path, random_model, steps=3, if_exists="resume", **lora)
+    second = run(again)
     assert (second.stopped, second.steps) == (False, 3)
     assert steps_of(parts) == steps_of(whole)
     for place in (".", "policies/writer", "policies/re%2A"):

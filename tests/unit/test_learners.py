@@ -12,10 +12,12 @@ from batches import credited
 from fulmen.cli.main import cli
 from fulmen.cli.options import load_settings
 from fulmen.credit.selection import by_name
+from fulmen.engine.adapters import AdapterConfig, add_adapter, load_adapter
 from fulmen.launch.policy import PolicySource, check_same_policies, policy_sources
 from fulmen.learner.learner import Learner
 from fulmen.learner.objective import Objective
 from fulmen.learner.optimiser import OptimiserConfig
+from fulmen.learner.weights import OneAdapter
 from fulmen.schema.config import make_config
 from fulmen.schema.errors import ConfigError
 from fulmen.schema.training import TrainConfig
@@ -30,7 +32,7 @@ NEEDED = {"agent": "a.py:f", "tasks": "t.jsonl", "model": "m"}
 PLACES = {"base": ".", "writer": "policies/writer", "re*": "policies/re%2A"}
 
 
-def trained(name: str, policy: Qwen3ForCausalLM, **loss) -> Trained:
+def trained(name: str, policy: Qwen3ForCausalLM | OneAdapter, **loss) -> Trained:
     learner = Learner(
         policy,
         objective=Objective(**loss),
@@ -87,6 +89,64 @@ def test_each_learner_learns_from_its_own_policys_calls_as_if_it_were_alone():
     assert learners.versions == {"base": 1, "writer": 1, "re*": 0}
     assert (metrics["learn/re*/updates"], metrics["learn/writer/sampled_tokens"]) == (0, 5)
     assert not any(name.count("/") == 1 for name in metrics)
+
+
+def adapted(*names: str) -> Qwen3ForCausalLM:
+    model = tiny_model()
+    for seed, name in enumerate(names):
+        add_adapter(model, AdapterConfig(rank=2, alpha=4, seed=seed), name)
+    return model
+
+
+def snapshot(model: Qwen3ForCausalLM) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def own(state: dict[str, torch.Tensor], adapter: str) -> list[torch.Tensor]:
+    return [value for name, value in state.items() if f".{adapter}." in name]
+
+
+def test_learning_one_adapter_leaves_the_others_and_the_base_as_they_were():
+    model, alone = adapted("a", "b"), adapted("a")
+    before = snapshot(model)
+    loss = {"kl_coefficient": 0.1}
+    adapters = {"base": "a", "writer": "b"}
+    both = Learners([trained(n, OneAdapter(model, a), **loss) for n, a in adapters.items()])
+    metrics = both.learn(ITEMS[1:2])
+    after = snapshot(model)
+    assert [n for n in before if not torch.equal(before[n], after[n])] == [
+        n for n in before if ".lora_B.a." in n
+    ], "A has no gradient as long as B is zero"
+    want = learners_of({"base": alone}, **loss).learn(ITEMS[1:2])
+    assert metrics["learn/base/loss"] == want["learn/loss"]
+    assert all(map(torch.equal, own(after, "a"), own(snapshot(alone), "a")))
+    both.learn(ITEMS)
+    assert metrics["learn/writer/updates"] == 0
+    assert both.versions == {"base": 2, "writer": 1}
+    third = both.learn(ITEMS)
+    assert third["learn/base/kl_reference"] > 1e-6, "against the model without adapters"
+    last = snapshot(model)
+    assert all(torch.equal(last[n], before[n]) for n in before if ".lora_" not in n)
+    assert not any(map(torch.equal, own(last, "b"), own(before, "b")))
+
+
+def test_adapters_of_one_base_go_on_exactly_from_a_checkpoint_in_any_order(tmp_path):
+    def learners(model: Qwen3ForCausalLM, adapters: dict[str, str]) -> Learners:
+        return Learners([trained(n, OneAdapter(model, a)) for n, a in adapters.items()])
+
+    model = adapted("a", "b")
+    first = learners(model, {"base": "a", "writer": "b"})
+    first.learn(ITEMS)
+    first.save(tmp_path, final=False)
+    twin = adapted("x", "y")
+    load_adapter(twin, tmp_path, "y")
+    load_adapter(twin, tmp_path / "policies" / "writer", "x")
+    resumed = learners(twin, {"writer": "x", "base": "y"})
+    resumed.load(tmp_path)
+    ours, theirs = first.learn(ITEMS), resumed.learn(ITEMS)
+    assert ours["learn/writer/loss"] == theirs["learn/writer/loss"]
+    for one, other in (("a", "y"), ("b", "x")):
+        assert all(map(torch.equal, own(snapshot(model), one), own(snapshot(twin), other)))
 
 
 def test_the_metrics_of_a_single_policy_keep_their_names():

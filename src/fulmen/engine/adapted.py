@@ -105,8 +105,11 @@ def _choice() -> str | Rows | None:
 
 
 def _with_choice(
-    choice: str | Rows | None, function: Callable[..., T], *inputs: Any, **options: Any
-) -> T:  # noqa: ANN401 E501
+    choice: str | Rows | None,
+    function: Callable[..., T],
+    *inputs: Any,  # noqa: ANN401 - the function's own
+    **options: Any,  # noqa: ANN401 - the function's own
+) -> T:
     with chosen(choice):
         return function(*inputs, **options)
 

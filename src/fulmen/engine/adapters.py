@@ -9,6 +9,7 @@ Source: LoRA, arXiv 2106.09685.
 """
 
 import functools
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,11 @@ def add_adapter(model: PreTrainedModel, config: AdapterConfig, name: str = DEFAU
         target_modules=list(config.targets) or "all-linear",
         lora_dropout=0.0,
     )
-    with torch.random.fork_rng(devices=[]):
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and path.rpartition(".")[2] in config.targets:
+            raise ConfigError(f"lora_targets: {path} is an embedding, no linear layer")
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Already found a `peft_config`")
         torch.manual_seed(config.seed)
         try:
             model.add_adapter(lora, name)
@@ -75,8 +80,6 @@ def add_adapter(model: PreTrainedModel, config: AdapterConfig, name: str = DEFAU
     if home and (Path(home) / "config.json").is_file():
         model.peft_config[name].base_model_name_or_path = str(Path(home).absolute())
     for layer in adapted_layers(model):
-        if name not in layer.lora_A:
-            raise ConfigError("lora_targets: an embedding is no linear layer")
         # A partial, not a closure: a deep copy of the model gets its own.
         layer.forward = functools.partial(adapted_forward, layer)
     for path, parameter in model.named_parameters():

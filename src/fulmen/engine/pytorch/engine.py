@@ -26,8 +26,6 @@ from fulmen.engine.pytorch.sequence import Sequence
 from fulmen.engine.pytorch.stepper import Stats, Stepper
 from fulmen.schema.errors import FulmenError, GrammarError
 
-_PREFIX_BYTES = 256 * 2**20
-
 
 class LocalEngine:
     """Serves a Hugging Face model; safe to use from several event loops and threads."""
@@ -40,7 +38,6 @@ class LocalEngine:
         max_context: int,
         max_batch: int = 256,
         version: int = 0,
-        prefix_bytes: int = _PREFIX_BYTES,
         grammars: GrammarCompiler | None = None,
         adapter: str | None = None,
     ) -> None:
@@ -53,7 +50,7 @@ class LocalEngine:
         self._info = EngineInfo(name, max_context, model.config.get_text_config().vocab_size)
         self._grammars = grammars
         self._adapter = adapter
-        self._stepper = Stepper(model, max_batch=max_batch, prefix_bytes=prefix_bytes)
+        self._stepper = Stepper(model, max_batch=max_batch)
         self._stepper.join(adapter, version)
 
     def beside(self, *, name: str, adapter: str | None, version: int = 0) -> "LocalEngine":

@@ -23,6 +23,7 @@ from fulmen.schema.errors import EngineError
 
 _PREFILL_TOKENS = 4096
 """Positions in one forward pass of prefill: larger ones lose the processor's cache."""
+_PREFIX_BYTES = 256 * 2**20
 _CLOSED = "the engine was closed"
 
 
@@ -42,9 +43,9 @@ class Stats:
 class Stepper:
     """A model's batch and its thread; safe to use from several event loops and threads."""
 
-    def __init__(self, model: PreTrainedModel, *, max_batch: int, prefix_bytes: int) -> None:
+    def __init__(self, model: PreTrainedModel, *, max_batch: int) -> None:
         """Nobody is served yet; see `join`."""
-        self._batch = Batch(model, max_batch=max_batch, prefix_bytes=prefix_bytes)
+        self._batch = Batch(model, max_batch=max_batch, prefix_bytes=_PREFIX_BYTES)
         self._versions: dict[str | None, int] = {}
         """Of each policy, by its adapter."""
         self._serving: set[str | None] = set()
