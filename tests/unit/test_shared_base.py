@@ -272,6 +272,15 @@ def test_layers_that_are_computed_again_are_computed_with_the_same_adapter():
     assert all(torch.equal(one, two) for one, two in zip(*gradients, strict=True))
 
 
+def test_experts_of_a_shared_base_have_no_adapters():
+    model: Any = dense()
+    model.model.layers[0].mlp.experts = torch.nn.ModuleList([torch.nn.Linear(16, 16)])
+    config = AdapterConfig(rank=2, alpha=4)
+    add_adapter(model, config, "a")
+    with pytest.raises(ConfigError, match="experts have adapters"):
+        add_adapter(model, config, "b")
+
+
 def test_what_is_no_linear_layer_has_no_adapter():
     with pytest.raises(ConfigError, match="embed_tokens is an embedding"):
         add_adapter(dense(), AdapterConfig(rank=2, alpha=4, targets=("embed_tokens",)))

@@ -46,7 +46,7 @@ def add_adapter(model: PreTrainedModel, config: AdapterConfig, name: str = DEFAU
 
     Raises:
         ConfigError: PEFT is not installed, no layer has a name of `targets`, or one that has is
-            not linear.
+            not linear, or with other adapters, an expert.
     """
     try:
         from peft import LoraConfig
@@ -75,6 +75,12 @@ def add_adapter(model: PreTrainedModel, config: AdapterConfig, name: str = DEFAU
                 hint="it has " + ", ".join(sorted(linear)),
             ) from error
     model.eval()
+    if len(adapter_names(model)) > 1 and any(".experts." in path for path in _adapted(model)):
+        # Experts are given tokens that have lost their rows.
+        raise ConfigError(
+            "policies cannot share a model in which experts have adapters",
+            hint="name other layers in lora_targets",
+        )
     # Whoever loads the adapter finds the model from wherever that is done.
     home = model.name_or_path
     if home and (Path(home) / "config.json").is_file():
@@ -101,9 +107,11 @@ def has_adapter(model: PreTrainedModel) -> bool:
 
 def adapted_layers(model: nn.Module) -> Iterator[Any]:
     """PEFT's layers in a model."""
-    for module in model.modules():
-        if is_adapted(module):
-            yield module
+    return iter(_adapted(model).values())
+
+
+def _adapted(model: nn.Module) -> dict[str, Any]:
+    return {path: module for path, module in model.named_modules() if is_adapted(module)}
 
 
 def adapter_names(model: nn.Module) -> list[str]:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fulmen.engine.adapters import is_adapted, merged_weight
+from fulmen.engine.adapted import is_adapted
+from fulmen.engine.adapters import merged_weight
 
 
 class Product:
