@@ -17,6 +17,8 @@ from fulmen.learner.metrics import Tally
 from fulmen.learner.objective import Objective
 from fulmen.learner.optimiser import OptimiserConfig
 from fulmen.learner.terms import PolicyLoss, Terms
+from fulmen.learner.weights import Whole
+from fulmen.schema.errors import ModelError
 from fulmen.schema.records import Credited
 from models import tiny_model
 
@@ -157,6 +159,15 @@ def test_a_reference_loaded_by_itself_is_computed_over_the_same_trees(model):
     trainer = learner(model, reference=reference, kl_coefficient=1.0)
     trainer.layout = "tree"
     assert trainer.learn(branches)["learn/kl_reference"] < 1e-9
+
+
+def test_a_reference_that_ignores_the_tree_is_refused_though_the_policy_follows_it(model):
+    branches = [*conversation(), credited((1, 2, 3, 4, 5, 11), (12, 13), rollout="s")]
+    reference = Whole(copy.deepcopy(model))
+    trainer = learner(model, reference=reference, kl_coefficient=1.0)
+    trainer.layout = "tree"
+    with pytest.raises(ModelError, match="does not take another in its place"):
+        trainer.learn(branches)
 
 
 def test_the_entropy_bonus_spreads_the_policy_even_where_no_rollout_stands_out(model):
