@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from transformers import (
     GemmaConfig,
     GemmaForCausalLM,
-    GptOssConfig,
-    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -36,27 +34,12 @@ from fulmen.learner.logprobs import score
 from fulmen.learner.trees import Forest, plant
 from fulmen.schema.errors import DataError
 from fulmen.schema.records import Credited
-
-SHAPE = {
-    "vocab_size": 12,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 512,
-}
-
-
-def make(kind, config, **changes) -> PreTrainedModel:
-    torch.manual_seed(0)
-    return kind(config(**(SHAPE | changes))).eval()
+from models import small_model
 
 
 @pytest.fixture(scope="module")
 def model() -> PreTrainedModel:
-    model = make(Qwen3ForCausalLM, Qwen3Config)
+    model = small_model(Qwen3ForCausalLM, Qwen3Config)
     prepare(model)
     return model
 
@@ -259,7 +242,7 @@ LONG = [
     ids=["qwen2", "qwen3", "llama", "gemma", "mistral", "qwen2-window", "mixtral", "qwen3-moe"],
 )
 def test_families_are_trained_on_trees_sliding_windows_and_experts_included(kind, config, changes):
-    model = make(kind, config, **changes)
+    model = small_model(kind, config, **changes)
     want, gradient = alone(model, LONG)
     assert layout_for(model) == ("auto", "")
     got, own, _ = loss_and_gradient(model, LONG)
@@ -272,23 +255,6 @@ def test_trees_are_taken_where_they_pay_and_rows_where_nothing_is_shared():
     apart = [credited((n,) * 30, (2, 3), call_id=str(n)) for n in range(2, 6)]
     assert batch_of(shared, layout="auto").attention is not None
     assert batch_of(apart, layout="auto").attention is None
-
-
-def test_a_family_with_attention_sinks_is_refused_in_words_and_trained_on_chains():
-    model = make(
-        GptOssForCausalLM, GptOssConfig, num_local_experts=4, num_experts_per_tok=2, head_dim=16
-    )
-    layout, why = layout_for(model)
-    assert layout == "chain"
-    assert why == "gpt_oss is trained on plain sequences: the model's attention wants 's_aux'"
-
-
-def test_a_model_that_ignores_the_tree_is_found_out(monkeypatch):
-    broken = make(Qwen3ForCausalLM, Qwen3Config)
-    monkeypatch.setattr(TiledTree, "__call__", lambda _self, query, *_, **__: query.transpose(1, 2))
-    layout, why = layout_for(broken)
-    assert layout == "chain"
-    assert "does not take another" in why
 
 
 def hidden_attention(way, forest: Forest, window: int | None, *, gradients: bool):
