@@ -13,6 +13,7 @@ from transformers import Qwen3ForCausalLM
 from batches import batch_of, credited
 from fulmen.learner.learner import Learner, shares
 from fulmen.learner.logprobs import score
+from fulmen.learner.losses import supervised
 from fulmen.learner.metrics import Tally
 from fulmen.learner.objective import Objective
 from fulmen.learner.optimiser import OptimiserConfig
@@ -214,7 +215,44 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(model):
     trainer = learner(model, loss=broken)
     metrics = trainer.learn([credited((1, 2), (3,))])
     assert (metrics["learn/skipped_updates"], metrics["learn/updates"]) == (1.0, 0.0)
+    assert metrics["learn/empty_updates"] == 0
     assert trainer.version == 0
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
     sound = learner(model).learn([credited((1, 2), (3,))])
     assert math.isfinite(sound["learn/grad_norm"])
+
+
+def nothing(terms: Terms) -> torch.Tensor:
+    """A correction that leaves every token out."""
+    return torch.zeros_like(terms.old)
+
+
+UNKNOWN = [math.nan, math.nan]
+SILENT = {
+    "unusable": ({}, credited((1, 2), (3, 4), logprobs=UNKNOWN)),
+    "corrected-away": ({"correction": nothing}, credited((1, 2), (3, 4))),
+    "ignored-by-the-loss": ({"loss": supervised}, credited((1, 2), (3, 4), -1.0)),
+    "clipped": ({}, credited((1, 2), (3, 4), logprobs=[-30.0, -30.0])),
+}
+
+
+@pytest.mark.parametrize("why", SILENT)
+def test_an_update_in_which_no_token_has_a_say_is_not_made_whatever_came_before(model, why):
+    """After a sound one, whose momentum would move the weights."""
+    loss, item = SILENT[why]
+    trainer = learner(model)
+    assert trainer.learn([credited((1, 2), (3,))])["learn/updates"] == 1
+    trainer.objective = Objective(**loss)
+    before = copy.deepcopy(model.state_dict())
+    metrics = trainer.learn([item])
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    assert trainer.version == 1
+    assert (metrics["learn/empty_updates"], metrics["learn/updates"]) == (1.0, 0.0)
+    assert metrics["learn/skipped_updates"] == 0
+    assert "learn/grad_norm" not in metrics
+
+
+def test_one_token_with_a_say_is_enough_for_an_update(model):
+    items = [credited((1, 2), (3, 4), logprobs=UNKNOWN), credited((1, 2), (5,), rollout="s")]
+    metrics = learner(model).learn(items)
+    assert (metrics["learn/updates"], metrics["learn/empty_updates"]) == (1.0, 0.0)
