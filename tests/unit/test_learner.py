@@ -256,3 +256,18 @@ def test_one_token_with_a_say_is_enough_for_an_update(model):
     items = [credited((1, 2), (3, 4), logprobs=UNKNOWN), credited((1, 2), (5,), rollout="s")]
     metrics = learner(model).learn(items)
     assert (metrics["learn/updates"], metrics["learn/empty_updates"]) == (1.0, 0.0)
+
+
+def test_a_loss_of_ones_own_sees_every_call_with_a_completion(model):
+    """One that leans on what is not in the advantage."""
+    seen = []
+
+    def likelier(terms: Terms) -> PolicyLoss:
+        seen.append(terms.advantages.tolist())
+        return PolicyLoss(-terms.logprobs, terms.old.exp(), terms.old > 1)
+
+    items = [credited((1, 2), (3, 4), 0.0), credited((1, 2), (), rollout="s")]
+    assert learner(model, loss=likelier).learn(items)["learn/updates"] == 0
+    metrics = learner(model, loss=likelier, every_call=True).learn(items)
+    assert metrics["learn/updates"] == 1
+    assert seen == [[0.0, 0.0]]

@@ -94,9 +94,9 @@ class Learner:
     def learn(self, credited: Sequence[Credited]) -> dict[str, float]:
         """Take one training step; returns its metrics. Without any signal nothing changes.
 
-        Transitions with advantage 0 say nothing to a policy loss; they are computed only when a KL
-        term or an entropy bonus is on, or a critic to learn from them. The normaliser counts them,
-        too.
+        Transitions with advantage 0 say nothing to a policy gradient; they are computed only when
+        the loss is another, a KL term or an entropy bonus is on, or a critic to learn from them.
+        The normaliser counts them, too.
         """
         started = time.perf_counter()
         tally = Tally()
@@ -274,7 +274,12 @@ class Learner:
     def _teaches(self, item: Credited) -> bool:
         """Whether something can be learned from a call."""
         aim = self.objective
-        every = aim.kl_coefficient > 0 or aim.entropy_coefficient > 0 or self._shared is not None
+        every = (
+            aim.every_call
+            or aim.kl_coefficient > 0
+            or aim.entropy_coefficient > 0
+            or self._shared is not None
+        )
         signal = every or item.advantage != 0 or any(item.token_advantages)
         return signal and bool(item.transition.completion_ids)
 
