@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import create_block_mask, create_mask
 from transformers import (
     GemmaConfig,
     GemmaForCausalLM,
@@ -28,6 +29,7 @@ from transformers import (
 from batches import batch_of, batches, credited
 from fulmen.engine.pytorch.attention import prepare
 from fulmen.learner.attention import FlexTree, TiledTree
+from fulmen.learner.blocks import block_mask
 from fulmen.learner.chains import chain
 from fulmen.learner.layouts import layout_for
 from fulmen.learner.logprobs import score
@@ -268,17 +270,21 @@ def hidden_attention(way, forest: Forest, window: int | None, *, gradients: bool
     return [output.detach(), *(i.grad for i in inputs if gradients)]
 
 
+def who_sees_whom(forest: Forest, window: int | None) -> torch.Tensor:
+    """(T, T) bool, written down pair by pair."""
+    seen = torch.zeros(len(forest.ids), len(forest.ids), dtype=torch.bool)
+    for segment, path in zip(forest.segments, forest.paths(), strict=True):
+        for row, key in itertools.product(range(segment.start, segment.end), path):
+            near = window is None or forest.depths[row] - forest.depths[key] < window
+            seen[row, key] = bool(key <= row and near)
+    return seen
+
+
 def by_dense_mask(forest: Forest, device: torch.device):
-    """The plainest way: all T × T scores, and a mask written down pair by pair."""
+    """The plainest way: all T × T scores, and a mask."""
 
     def attend(query, key, value, *, scaling, sliding_window):
-        seen = torch.zeros(len(forest.ids), len(forest.ids), dtype=torch.bool)
-        for segment, path in zip(forest.segments, forest.paths(), strict=True):
-            for row, key_place in itertools.product(range(segment.start, segment.end), path):
-                near = sliding_window is None or (
-                    forest.depths[row] - forest.depths[key_place] < sliding_window
-                )
-                seen[row, key_place] = bool(key_place <= row and near)
+        seen = who_sees_whom(forest, sliding_window)
         keys, values = (x.repeat_interleave(2, dim=1) for x in (key, value))
         scores = (query @ keys.transpose(2, 3) * scaling).masked_fill(~seen, float("-inf"))
         return (scores.softmax(-1) @ values).transpose(1, 2)
@@ -298,6 +304,30 @@ def test_tiles_and_flex_attention_equal_a_dense_mask(way, gradients, window):
     assert len(got) == (4 if gradients else 1)
     for one, other in zip(got, want, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(rollouts(), st.sampled_from([None, 1, 2, 5]), st.sampled_from([2, 3, 8]))
+def test_blocks_are_those_that_pytorch_finds_by_writing_all_pairs_down(items, window, size):
+    (forest,) = plant(items, 10_000)
+    mask, count = block_mask(forest, window, torch.device("cpu"), size=size), len(forest.ids)
+    assert mask.mask_mod is not None
+    dense = create_mask(mask.mask_mod, 1, 1, count, count, "cpu")
+    assert torch.equal(dense[0, 0], who_sees_whom(forest, window))
+    want = create_block_mask(mask.mask_mod, 1, 1, count, count, "cpu", BLOCK_SIZE=size)
+    assert mask.seq_lengths == want.seq_lengths
+    assert mask.BLOCK_SIZE == want.BLOCK_SIZE
+    assert torch.equal(mask.to_dense(), want.to_dense())
+    for name in ("kv", "full_kv", "q", "full_q"):
+        for part in (f"{name}_num_blocks", f"{name}_indices"):
+            assert torch.equal(getattr(mask, part), getattr(want, part)), part
+
+
+def test_a_long_forest_has_blocks_without_all_its_pairs():
+    """120,000 positions have 14,400,000,000 pairs."""
+    (forest,) = plant([credited((1,) * 120_000, (2,))], 200_000)
+    mask = block_mask(forest, 1000, torch.device("cpu"))
+    assert mask.kv_num_blocks.sum() + mask.full_kv_num_blocks.sum() < 938 * 9
 
 
 def kept_bytes(model, items: Sequence[Credited]) -> int:
