@@ -162,8 +162,7 @@ def test_a_family_whose_window_is_not_in_use_has_trees():
 
 
 def test_a_family_without_such_attention_is_left_as_it_came():
-    shape = {"vocab_size": 12, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4}
-    model = strong(MambaForCausalLM(MambaConfig(**shape)).eval())
+    model = strong(small_model(MambaForCausalLM, MambaConfig, head_dim=16, state_size=4))
     want, before = eager(model), model.config._attn_implementation
     layout, why = layout_for(model)
     assert (layout, model.config._attn_implementation) == ("chain", before)
@@ -171,13 +170,14 @@ def test_a_family_without_such_attention_is_left_as_it_came():
     torch.testing.assert_close(scored(model, "chain"), want, rtol=0, atol=1e-4)
 
 
-def test_a_family_that_would_be_trained_on_other_numbers_than_its_own_is_refused(monkeypatch):
+def test_a_family_that_would_be_trained_on_other_numbers_than_its_own_is_refused():
     """One that does to its logits what no configuration tells."""
 
     class Tempered(Qwen3ForCausalLM):
         def forward(self, *arguments, **keywords):
             output = super().forward(*arguments, **keywords)
-            return type(output)(logits=output.logits / 3)
+            assert output.logits is not None
+            return type(output)(logits=output.logits / 3)  # type: ignore[arg-type]
 
     model = strong(small_model(Tempered, Qwen3Config))
     with pytest.raises(

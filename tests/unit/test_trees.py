@@ -327,6 +327,7 @@ def test_a_long_forest_has_blocks_without_all_its_pairs():
     """120,000 positions have 14,400,000,000 pairs."""
     (forest,) = plant([credited((1,) * 120_000, (2,))], 200_000)
     mask = block_mask(forest, 1000, torch.device("cpu"))
+    assert mask.full_kv_num_blocks is not None
     assert mask.kv_num_blocks.sum() + mask.full_kv_num_blocks.sum() < 938 * 9
 
 
