@@ -49,7 +49,7 @@ def _tables(forest: Forest, window: int | None, size: int) -> tuple[_Table, _Tab
     """(R, R) for R blocks of queries and of keys: where any pair is visible, and where all are."""
     ends, depths = forest.subtree_ends(), forest.depths
     count = len(ends)
-    starts = np.arange(0, count, size)
+    starts = range(0, count, size)
     first_ends, least_depths = (np.minimum.reduceat(x, starts) for x in (ends, depths))
     some, whole = (np.zeros((len(starts), len(starts)), dtype=np.bool_) for _ in range(2))
     for row, start in enumerate(starts):

@@ -126,7 +126,7 @@ def prepare(model: PreTrainedModel) -> None:
     for name, original in _CAME_WITH.items():
         AttentionInterface.register(name, functools.partial(_attend, original))
         AttentionMaskInterface.register(name, functools.partial(_mask, original))
-    config, before = model.config, model.config._attn_implementation
+    config, before = model.config, _attention_of(model)
     # Looked up by the name of what would be needed: recurrent and linear-attention layers keep a
     # state that is no key/value cache, and per-layer sinks enter the softmax.
     unusual = [
@@ -149,8 +149,12 @@ def prepare(model: PreTrainedModel) -> None:
 
 def restore(model: PreTrainedModel) -> None:
     """Give a model back the attention that it came with, if `prepare` changed it."""
-    name = model.config._attn_implementation
+    name = _attention_of(model)
     model.set_attn_implementation(_CAME_WITH.get(name, name))
+
+
+def _attention_of(model: PreTrainedModel) -> str:
+    return model.config._attn_implementation or "eager"
 
 
 def window_of(config: PretrainedConfig, layer: int) -> int | None:
