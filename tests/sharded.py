@@ -18,10 +18,12 @@ from batches import credited
 from fulmen.engine.adapters import AdapterConfig, add_adapter
 from fulmen.learner.activations import checkpoint_layers
 from fulmen.learner.learner import Learner
+from fulmen.learner.losses import supervised
 from fulmen.learner.objective import Objective
 from fulmen.learner.optimiser import OptimiserConfig
 from fulmen.learner.ranks import Ranks
 from fulmen.learner.sharded import Plan, Sharded
+from fulmen.learner.terms import Terms
 from fulmen.learner.together import LeadingLearner, end, follow
 from fulmen.schema.records import Credited
 
@@ -37,6 +39,13 @@ CONFIG = Qwen3Config(
 )
 """Sizes that two processes cannot halve."""
 ADAPTER = AdapterConfig(rank=3, alpha=6, seed=1)
+
+
+def nothing(terms: Terms) -> torch.Tensor:
+    """A correction that leaves every token out."""
+    return torch.zeros_like(terms.old)
+
+
 CASES: dict[str, dict[str, Any]] = {
     "plain": {"micro_batch_tokens": 10},
     "everything": {
@@ -48,7 +57,10 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "adapter": {"micro_batch_tokens": 14, "kl_coefficient": 0.1},
     "bfloat16": {"micro_batch_tokens": 10},
+    "one-sided": {"micro_batch_tokens": 10, "loss": supervised},
+    "silent": {"micro_batch_tokens": 10, "correction": nothing},
 }
+"""In `one-sided` a process has a micro-batch that says nothing; in `silent` all of both say so."""
 
 
 RESUMED = ("plain", "bfloat16")

@@ -63,7 +63,7 @@ def timeless(metrics: dict[str, float]) -> dict[str, float]:
     return {n: v for n, v in metrics.items() if "seconds" not in n and "per_s" not in n}
 
 
-@pytest.mark.parametrize("case", ["plain", "everything", "adapter"])
+@pytest.mark.parametrize("case", ["plain", "everything", "adapter", "one-sided"])
 def test_metrics_and_weights_are_those_of_one_process(case, folder):
     learner = alone(case, folder / "base")
     want = sharded.train(learner, (0, 1, 2))
@@ -71,6 +71,12 @@ def test_metrics_and_weights_are_those_of_one_process(case, folder):
     for ours, theirs in zip(got, want, strict=True):
         assert timeless(ours) == pytest.approx(timeless(theirs), rel=1e-4, abs=1e-6)
     close(learner, folder / "two" / case / "after.pt")
+
+
+def test_processes_agree_that_an_update_without_a_say_is_not_made(folder):
+    got = json.loads((folder / "two" / "silent" / "metrics.json").read_text())
+    assert [(line["learn/empty_updates"], line["learn/updates"]) for line in got] == [(1, 0)] * 3
+    close(alone("silent", folder / "base"), folder / "two" / "silent" / "after.pt", by=0)
 
 
 def test_every_process_tells_what_it_has_found_of_its_calls(folder):

@@ -18,7 +18,7 @@ from fulmen.schema.config import make_config
 from fulmen.schema.errors import ConfigError
 from fulmen.schema.presets import PRESETS
 from fulmen.schema.records import Trajectory, Transition
-from fulmen.schema.training import CRITIC_ADVANTAGES, TrainConfig
+from fulmen.schema.training import CRITIC_ADVANTAGES, LOSSES, TrainConfig
 from fulmen.trainer.crediting import credit_trajectories
 from fulmen.trainer.learners import Learners, Trained
 from fulmen.trainer.weights import UNWEIGHTED
@@ -74,6 +74,14 @@ def test_a_loss_of_the_users_own_is_used(tmp_path: Path):
     given = loss(terms)
     assert isinstance(given, PolicyLoss)
     assert given.loss.tolist() == [6.0]
+
+
+def test_only_a_loss_of_your_own_is_shown_what_has_no_advantage(tmp_path):
+    source = "from fulmen.learner.losses import reinforce\n"
+    tmp_path.joinpath("mine.py").write_text(source)
+    own = make_objective(config(loss=f"{tmp_path}/mine.py:reinforce"))
+    assert own.every_call
+    assert not any(make_objective(config(loss=name)).every_call for name in LOSSES)
 
 
 class Bandit:

@@ -183,6 +183,20 @@ def test_returns_are_learned_and_what_is_explained_rises(kind):
         assert values == pytest.approx(list(item.returns), abs=0.3)
 
 
+def test_a_critic_that_foresaw_everything_stays_as_it_is_whatever_it_learned_before():
+    """Nothing was expected, and nothing came."""
+    learner, critic, _ = make("own", tiny_model(), rate=0.0)
+    assert isinstance(critic, OwnCritic)
+    learner.learn([valued((1, 2), (3, 4), 1, 1)])
+    assert critic.optimiser.steps_done == 1
+    critic.optimiser.config = OptimiserConfig(learning_rate=1e-2)
+    before = parameters_of(critic.decoder) + parameters_of(critic.head)
+    metrics = learner.learn([valued((1, 2), (3, 4), 0, 0)])
+    assert critic.optimiser.steps_done == 1
+    assert "learn/critic_grad_norm" not in metrics
+    assert same(before, nn.ModuleList([critic.decoder, critic.head]))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_are_held_near_those_from_before_the_step_not_the_update(kind):
     """Equal shares: the first update moves values beyond the clip, so the second has no more to

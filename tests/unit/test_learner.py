@@ -13,10 +13,13 @@ from transformers import Qwen3ForCausalLM
 from batches import batch_of, credited
 from fulmen.learner.learner import Learner, shares
 from fulmen.learner.logprobs import score
+from fulmen.learner.losses import supervised
 from fulmen.learner.metrics import Tally
 from fulmen.learner.objective import Objective
 from fulmen.learner.optimiser import OptimiserConfig
 from fulmen.learner.terms import PolicyLoss, Terms
+from fulmen.learner.weights import Whole
+from fulmen.schema.errors import ModelError
 from fulmen.schema.records import Credited
 from models import tiny_model
 
@@ -159,6 +162,15 @@ def test_a_reference_loaded_by_itself_is_computed_over_the_same_trees(model):
     assert trainer.learn(branches)["learn/kl_reference"] < 1e-9
 
 
+def test_a_reference_that_ignores_the_tree_is_refused_though_the_policy_follows_it(model):
+    branches = [*conversation(), credited((1, 2, 3, 4, 5, 11), (12, 13), rollout="s")]
+    reference = Whole(copy.deepcopy(model))
+    trainer = learner(model, reference=reference, kl_coefficient=1.0)
+    trainer.layout = "tree"
+    with pytest.raises(ModelError, match="does not take another in its place"):
+        trainer.learn(branches)
+
+
 def test_the_entropy_bonus_spreads_the_policy_even_where_no_rollout_stands_out(model):
     with torch.no_grad():
         for parameter in model.parameters():
@@ -203,7 +215,59 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(model):
     trainer = learner(model, loss=broken)
     metrics = trainer.learn([credited((1, 2), (3,))])
     assert (metrics["learn/skipped_updates"], metrics["learn/updates"]) == (1.0, 0.0)
+    assert metrics["learn/empty_updates"] == 0
     assert trainer.version == 0
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
     sound = learner(model).learn([credited((1, 2), (3,))])
     assert math.isfinite(sound["learn/grad_norm"])
+
+
+def nothing(terms: Terms) -> torch.Tensor:
+    """A correction that leaves every token out."""
+    return torch.zeros_like(terms.old)
+
+
+UNKNOWN = [math.nan, math.nan]
+SILENT = {
+    "unusable": ({}, credited((1, 2), (3, 4), logprobs=UNKNOWN)),
+    "corrected-away": ({"correction": nothing}, credited((1, 2), (3, 4))),
+    "ignored-by-the-loss": ({"loss": supervised}, credited((1, 2), (3, 4), -1.0)),
+    "clipped": ({}, credited((1, 2), (3, 4), logprobs=[-30.0, -30.0])),
+}
+
+
+@pytest.mark.parametrize("why", SILENT)
+def test_an_update_in_which_no_token_has_a_say_is_not_made_whatever_came_before(model, why):
+    """After a sound one, whose momentum would move the weights."""
+    loss, item = SILENT[why]
+    trainer = learner(model)
+    assert trainer.learn([credited((1, 2), (3,))])["learn/updates"] == 1
+    trainer.objective = Objective(**loss)
+    before = copy.deepcopy(model.state_dict())
+    metrics = trainer.learn([item])
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    assert trainer.version == 1
+    assert (metrics["learn/empty_updates"], metrics["learn/updates"]) == (1.0, 0.0)
+    assert metrics["learn/skipped_updates"] == 0
+    assert "learn/grad_norm" not in metrics
+
+
+def test_one_token_with_a_say_is_enough_for_an_update(model):
+    items = [credited((1, 2), (3, 4), logprobs=UNKNOWN), credited((1, 2), (5,), rollout="s")]
+    metrics = learner(model).learn(items)
+    assert (metrics["learn/updates"], metrics["learn/empty_updates"]) == (1.0, 0.0)
+
+
+def test_a_loss_of_ones_own_sees_every_call_with_a_completion(model):
+    """One that leans on what is not in the advantage."""
+    seen = []
+
+    def likelier(terms: Terms) -> PolicyLoss:
+        seen.append(terms.advantages.tolist())
+        return PolicyLoss(-terms.logprobs, terms.old.exp(), terms.old > 1)
+
+    items = [credited((1, 2), (3, 4), 0.0), credited((1, 2), (), rollout="s")]
+    assert learner(model, loss=likelier).learn(items)["learn/updates"] == 0
+    metrics = learner(model, loss=likelier, every_call=True).learn(items)
+    assert metrics["learn/updates"] == 1
+    assert seen == [[0.0, 0.0]]

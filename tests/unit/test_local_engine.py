@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copy
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from transformers import (
     MambaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    PhimoeConfig,
+    PhimoeForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -23,6 +26,7 @@ from transformers import (
 )
 
 from fulmen.engine.base import GenerateRequest
+from fulmen.engine.pytorch.attention import prepare
 from fulmen.engine.pytorch.engine import LocalEngine
 from fulmen.engine.pytorch.sampling import choose, uniforms
 from fulmen.schema.errors import ContextOverflow, EngineError, ModelError
@@ -47,6 +51,9 @@ FAMILIES: dict[str, Any] = {
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE)),
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
     "mistral-window": lambda: MistralForCausalLM(MistralConfig(sliding_window=8, **SHAPE)),
+    "phimoe-window-in-the-mask-only": lambda: PhimoeForCausalLM(
+        PhimoeConfig(sliding_window=8, num_local_experts=4, **SHAPE)
+    ),
     "gemma2-caps": lambda: Gemma2ForCausalLM(
         Gemma2Config(head_dim=8, sliding_window=8, query_pre_attn_scalar=8, **SHAPE)
     ),
@@ -85,9 +92,9 @@ async def complete(engine, wanted: GenerateRequest):
 @torch.no_grad()
 def reference(model, prompt, ids, temperature=1.0, top_p=1.0):
     """Log-probabilities of `ids` after `prompt`, by a plain forward over the whole sequence."""
-    model.set_attn_implementation("eager")
-    logits = model(input_ids=torch.tensor([list(prompt) + list(ids)])).logits[0].float()
-    model.set_attn_implementation("fulmen")
+    own = copy.deepcopy(model)
+    own.set_attn_implementation("eager")
+    logits = own(input_ids=torch.tensor([list(prompt) + list(ids)])).logits[0].float()
     table = torch.log_softmax(logits / (temperature or 1.0), -1)[len(prompt) - 1 : -1]
     if top_p < 1:
         for row in table:
@@ -315,12 +322,14 @@ async def test_bfloat16_weights_are_served_close_to_their_own_forward():
     np.testing.assert_allclose(logprobs, reference(model, PROMPTS[2], ids), atol=0.3)
 
 
-def test_the_learner_sees_ordinary_attention_after_serving():
-    model = build()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_that_can_be_served_attends_as_it_came_where_it_is_not(family):
+    model = build(family)
     ids = torch.tensor([PROMPTS[1]])
     plain = model(input_ids=ids).logits
-    model.set_attn_implementation("fulmen")
-    assert torch.allclose(model(input_ids=ids).logits, plain, atol=1e-5)
+    prepare(model)
+    assert model.config._attn_implementation.startswith("fulmen")
+    assert torch.allclose(model(input_ids=ids).logits, plain, atol=1e-6)
 
 
 def test_tokens_are_drawn_in_proportion_to_their_probability():

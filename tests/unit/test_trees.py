@@ -7,11 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import create_block_mask, create_mask
 from transformers import (
     GemmaConfig,
     GemmaForCausalLM,
-    GptOssConfig,
-    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -30,33 +29,19 @@ from transformers import (
 from batches import batch_of, batches, credited
 from fulmen.engine.pytorch.attention import prepare
 from fulmen.learner.attention import FlexTree, TiledTree
+from fulmen.learner.blocks import block_mask
 from fulmen.learner.chains import chain
 from fulmen.learner.layouts import layout_for
 from fulmen.learner.logprobs import score
 from fulmen.learner.trees import Forest, plant
 from fulmen.schema.errors import DataError
 from fulmen.schema.records import Credited
-
-SHAPE = {
-    "vocab_size": 12,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 512,
-}
-
-
-def make(kind, config, **changes) -> PreTrainedModel:
-    torch.manual_seed(0)
-    return kind(config(**(SHAPE | changes))).eval()
+from models import small_model
 
 
 @pytest.fixture(scope="module")
 def model() -> PreTrainedModel:
-    model = make(Qwen3ForCausalLM, Qwen3Config)
+    model = small_model(Qwen3ForCausalLM, Qwen3Config)
     prepare(model)
     return model
 
@@ -259,7 +244,7 @@ LONG = [
     ids=["qwen2", "qwen3", "llama", "gemma", "mistral", "qwen2-window", "mixtral", "qwen3-moe"],
 )
 def test_families_are_trained_on_trees_sliding_windows_and_experts_included(kind, config, changes):
-    model = make(kind, config, **changes)
+    model = small_model(kind, config, **changes)
     want, gradient = alone(model, LONG)
     assert layout_for(model) == ("auto", "")
     got, own, _ = loss_and_gradient(model, LONG)
@@ -274,23 +259,6 @@ def test_trees_are_taken_where_they_pay_and_rows_where_nothing_is_shared():
     assert batch_of(apart, layout="auto").attention is None
 
 
-def test_a_family_with_attention_sinks_is_refused_in_words_and_trained_on_chains():
-    model = make(
-        GptOssForCausalLM, GptOssConfig, num_local_experts=4, num_experts_per_tok=2, head_dim=16
-    )
-    layout, why = layout_for(model)
-    assert layout == "chain"
-    assert why == "gpt_oss is trained on plain sequences: the model's attention wants 's_aux'"
-
-
-def test_a_model_that_ignores_the_tree_is_found_out(monkeypatch):
-    broken = make(Qwen3ForCausalLM, Qwen3Config)
-    monkeypatch.setattr(TiledTree, "__call__", lambda _self, query, *_, **__: query.transpose(1, 2))
-    layout, why = layout_for(broken)
-    assert layout == "chain"
-    assert "does not take another" in why
-
-
 def hidden_attention(way, forest: Forest, window: int | None, *, gradients: bool):
     """Output, and gradients, of attention over a forest, from the same random numbers."""
     generator = torch.Generator().manual_seed(0)
@@ -302,17 +270,21 @@ def hidden_attention(way, forest: Forest, window: int | None, *, gradients: bool
     return [output.detach(), *(i.grad for i in inputs if gradients)]
 
 
+def who_sees_whom(forest: Forest, window: int | None) -> torch.Tensor:
+    """(T, T) bool, written down pair by pair."""
+    seen = torch.zeros(len(forest.ids), len(forest.ids), dtype=torch.bool)
+    for segment, path in zip(forest.segments, forest.paths(), strict=True):
+        for row, key in itertools.product(range(segment.start, segment.end), path):
+            near = window is None or forest.depths[row] - forest.depths[key] < window
+            seen[row, key] = bool(key <= row and near)
+    return seen
+
+
 def by_dense_mask(forest: Forest, device: torch.device):
-    """The plainest way: all T × T scores, and a mask written down pair by pair."""
+    """The plainest way: all T × T scores, and a mask."""
 
     def attend(query, key, value, *, scaling, sliding_window):
-        seen = torch.zeros(len(forest.ids), len(forest.ids), dtype=torch.bool)
-        for segment, path in zip(forest.segments, forest.paths(), strict=True):
-            for row, key_place in itertools.product(range(segment.start, segment.end), path):
-                near = sliding_window is None or (
-                    forest.depths[row] - forest.depths[key_place] < sliding_window
-                )
-                seen[row, key_place] = bool(key_place <= row and near)
+        seen = who_sees_whom(forest, sliding_window)
         keys, values = (x.repeat_interleave(2, dim=1) for x in (key, value))
         scores = (query @ keys.transpose(2, 3) * scaling).masked_fill(~seen, float("-inf"))
         return (scores.softmax(-1) @ values).transpose(1, 2)
@@ -332,6 +304,31 @@ def test_tiles_and_flex_attention_equal_a_dense_mask(way, gradients, window):
     assert len(got) == (4 if gradients else 1)
     for one, other in zip(got, want, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(rollouts(), st.sampled_from([None, 1, 2, 5]), st.sampled_from([2, 3, 8]))
+def test_blocks_are_those_that_pytorch_finds_by_writing_all_pairs_down(items, window, size):
+    (forest,) = plant(items, 10_000)
+    mask, count = block_mask(forest, window, torch.device("cpu"), size=size), len(forest.ids)
+    assert mask.mask_mod is not None
+    dense = create_mask(mask.mask_mod, 1, 1, count, count, "cpu")
+    assert torch.equal(dense[0, 0], who_sees_whom(forest, window))
+    want = create_block_mask(mask.mask_mod, 1, 1, count, count, "cpu", BLOCK_SIZE=size)
+    assert mask.seq_lengths == want.seq_lengths
+    assert mask.BLOCK_SIZE == want.BLOCK_SIZE
+    assert torch.equal(mask.to_dense(), want.to_dense())
+    for name in ("kv", "full_kv", "q", "full_q"):
+        for part in (f"{name}_num_blocks", f"{name}_indices"):
+            assert torch.equal(getattr(mask, part), getattr(want, part)), part
+
+
+def test_a_long_forest_has_blocks_without_all_its_pairs():
+    """120,000 positions have 14,400,000,000 pairs."""
+    (forest,) = plant([credited((1,) * 120_000, (2,))], 200_000)
+    mask = block_mask(forest, 1000, torch.device("cpu"))
+    assert mask.full_kv_num_blocks is not None
+    assert mask.kv_num_blocks.sum() + mask.full_kv_num_blocks.sum() < 938 * 9
 
 
 def kept_bytes(model, items: Sequence[Credited]) -> int:

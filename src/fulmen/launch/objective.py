@@ -7,7 +7,7 @@ from fulmen.learner import corrections, kl, losses, normalisers
 from fulmen.learner.objective import KlFunction, Objective
 from fulmen.learner.terms import Correction, Normaliser, PolicyLossFunction
 from fulmen.runner.agents import load_function
-from fulmen.schema.training import TrainConfig
+from fulmen.schema.training import LOSSES, TrainConfig
 
 F = TypeVar("F")
 
@@ -16,6 +16,7 @@ def make_objective(config: TrainConfig) -> Objective:
     """Raises AgentError if a user's function cannot be imported."""
     return Objective(
         loss=_loss(config),
+        every_call=config.loss not in LOSSES,
         normaliser=_normaliser(config),
         correction=_correction(config),
         old=config.old_logprobs,

@@ -5,14 +5,15 @@ between forward and backward pass; and, on CUDA, FlexAttention with the tree as 
 """
 
 from collections.abc import Sequence
-from functools import cache, cached_property
+from functools import cache, partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import flex_attention
 
 from fulmen.engine.pytorch.attention import OwnAttention
+from fulmen.learner.blocks import block_mask
 from fulmen.learner.tiles import Tiles, tile
 from fulmen.learner.trees import Forest
 from fulmen.schema.errors import ModelError
@@ -52,9 +53,9 @@ class FlexTree:
 
     def __init__(self, forest: Forest, device: torch.device) -> None:
         self.layers = 0
-        self._ends = torch.as_tensor(forest.subtree_ends(), device=device)
-        self._depths = torch.as_tensor(forest.depths, device=device)
-        self._masks: dict[int | None, BlockMask] = {}
+        self._mask = cache(partial(block_mask, forest, device=device))
+        # Without compilation it writes all T × T scores down, which is only good for tests.
+        self._flex = flex_attention if device.type == "cpu" else _compiled_flex()
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, **keywords: object) -> Tensor:
         scale, window = _arguments(query, keywords)
@@ -63,26 +64,6 @@ class FlexTree:
             query, key, value, block_mask=self._mask(window), scale=scale, enable_gqa=True
         )
         return mixed.transpose(1, 2)
-
-    @cached_property
-    def _flex(self) -> Any:  # noqa: ANN401 - torch.compile keeps no signature
-        # Without compilation it writes all T × T scores down, which is only good for tests.
-        return flex_attention if self._ends.device.type == "cpu" else _compiled_flex()
-
-    def _mask(self, window: int | None) -> BlockMask:
-        """In depth-first order, those below a key are the run from it to the end of its subtree."""
-        if window not in self._masks:
-            ends, depths = self._ends, self._depths
-
-            def visible(_b: Tensor, _h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-                seen = (key <= query) & (query < ends[key])
-                return seen if window is None else seen & (depths[query] - depths[key] < window)
-
-            count = len(self._ends)
-            self._masks[window] = create_block_mask(
-                visible, None, None, count, count, device=str(ends.device)
-            )
-        return self._masks[window]
 
 
 @cache

@@ -21,7 +21,7 @@ from fulmen.learner.layouts import layout_for
 from fulmen.learner.logprobs import hidden_before
 from fulmen.learner.losses import value_loss
 from fulmen.learner.metrics import Tally
-from fulmen.learner.optimiser import Optimiser, OptimiserConfig
+from fulmen.learner.optimiser import Optimiser, OptimiserConfig, worth_a_step
 from fulmen.learner.terms import Normaliser
 from fulmen.schema.errors import DataError
 from fulmen.schema.records import Credited
@@ -103,16 +103,19 @@ class OwnCritic:
     def learn(
         self, shares: Sequence[Sequence[Credited]], normaliser: Normaliser, tally: Tally
     ) -> None:
-        """Take one optimiser step on each share's returns."""
+        """Take one optimiser step on each share's returns, if they say anything."""
         before = self.values([item for share in shares[1:] for item in share])
         for share in shares:
             batches = self._lay_out(share, normaliser(share))
             for batch in batches:
                 values = foresee(self.decoder, batch, self.head)
                 _loss(values, batch, before, self._clip, tally).backward()
-            if batches:
-                tally.add_critic_update(self.optimiser.clip())
+            norm = self.optimiser.clip()
+            if worth_a_step(norm):
+                tally.add_critic_update(norm)
                 self.optimiser.step()
+            else:
+                self.optimiser.zero_grad()
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint holds of it: to be saved, or to be loaded in place."""

@@ -6,7 +6,6 @@ publishing is a version number and costs no copy; weights spread over several pr
 (`sharded.py`) are brought together for it.
 """
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -33,7 +32,7 @@ from fulmen.learner.kl import k1
 from fulmen.learner.logprobs import score
 from fulmen.learner.metrics import Tally
 from fulmen.learner.objective import Objective
-from fulmen.learner.optimiser import Optimiser, OptimiserConfig
+from fulmen.learner.optimiser import Optimiser, OptimiserConfig, worth_a_step
 from fulmen.learner.terms import Terms
 from fulmen.learner.vocabulary import TokenScores
 from fulmen.learner.weights import Forward, Weights, Whole, trainable
@@ -95,9 +94,9 @@ class Learner:
     def learn(self, credited: Sequence[Credited]) -> dict[str, float]:
         """Take one training step; returns its metrics. Without any signal nothing changes.
 
-        Transitions with advantage 0 say nothing to a policy loss; they are computed only when a KL
-        term or an entropy bonus is on, or a critic to learn from them. The normaliser counts them,
-        too.
+        Transitions with advantage 0 say nothing to a policy gradient; they are computed only when
+        the loss is another, a KL term or an entropy bonus is on, or a critic to learn from them.
+        The normaliser counts them, too.
         """
         started = time.perf_counter()
         tally = Tally()
@@ -118,10 +117,7 @@ class Learner:
             self.forward_backward(
                 lessons, weights, tally, old=old, old_values=values, on_policy=index == 0
             )
-            if (done := self.optim_step()) is None:
-                tally.add_skipped()
-            else:
-                tally.add_update(*done)
+            tally.add_update(*self.optim_step())
         self.weights.total(tally)
         return tally.metrics(
             sampled_tokens=_sampled(credited),
@@ -279,20 +275,24 @@ class Learner:
     def _teaches(self, item: Credited) -> bool:
         """Whether something can be learned from a call."""
         aim = self.objective
-        every = aim.kl_coefficient > 0 or aim.entropy_coefficient > 0 or self._shared is not None
+        every = (
+            aim.every_call
+            or aim.kl_coefficient > 0
+            or aim.entropy_coefficient > 0
+            or self._shared is not None
+        )
         signal = every or item.advantage != 0 or any(item.token_advantages)
         return signal and bool(item.transition.completion_ids)
 
-    def optim_step(self) -> tuple[float, float] | None:
+    def optim_step(self) -> tuple[float, float | None]:
         """Clip, step and publish; returns gradient norm and learning rate.
 
-        None, and nothing changes, if the gradient is not finite: a single such number would make
-        all weights NaN.
+        The rate is None, and nothing changes, if the gradient says nothing (`worth_a_step`).
         """
         norm = self._optimiser.clip()
-        if not math.isfinite(norm):
+        if not worth_a_step(norm):
             self._optimiser.zero_grad()
-            return None
+            return norm, None
         with self._updating(self.version + 1):
             rate = self._optimiser.step()
             self.weights.publish()

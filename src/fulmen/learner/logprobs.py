@@ -102,6 +102,7 @@ def _hidden(decoder: torch.nn.Module, batch: MicroBatch, places: Tensor) -> Tens
 def _forward(module: torch.nn.Module, batch: MicroBatch):  # noqa: ANN202 - transformers' outputs
     if batch.attention is None:
         return module(input_ids=batch.ids, use_cache=False)
+    before = batch.attention.layers  # other models may have used it
     with own_mask():
         output = module(
             input_ids=batch.ids,
@@ -109,7 +110,7 @@ def _forward(module: torch.nn.Module, batch: MicroBatch):  # noqa: ANN202 - tran
             use_cache=False,
             own_attention=batch.attention,
         )
-    if not batch.attention.layers:
+    if batch.attention.layers == before:
         raise ModelError("the model's attention does not take another in its place")
     return output
 

@@ -44,6 +44,7 @@ class Tally:
         self._unusable = 0
         self._stale = 0
         self._skipped = 0
+        self._empty = 0
         self._weights: list[Tensor] = []
 
     def add_tokens(self, policy: PolicyLoss, *, entropy: Tensor, kl: Tensor | None) -> None:
@@ -100,14 +101,16 @@ class Tally:
         """Count what one forward pass computed, padding included."""
         self._computed += positions
 
-    def add_skipped(self) -> None:
-        """Count an update that was not made because its gradient was not finite."""
-        self._skipped += 1
-
-    def add_update(self, grad_norm: float, learning_rate: float) -> None:
-        """Add one optimiser step."""
-        self._grad_norms.append(grad_norm)
-        self._rate = learning_rate
+    def add_update(self, grad_norm: float, learning_rate: float | None) -> None:
+        """Add one optimiser step; without a rate it was not made: the gradient was 0, or was not
+        finite."""
+        if learning_rate is not None:
+            self._grad_norms.append(grad_norm)
+            self._rate = learning_rate
+        elif grad_norm == 0:
+            self._empty += 1
+        else:
+            self._skipped += 1
 
     def counted(self) -> Counted:
         """What this process has counted, without optimiser steps, which all take together."""
@@ -150,6 +153,7 @@ class Tally:
             "learn/stale_tokens": float(self._stale),
             "learn/unusable_tokens": float(self._unusable),
             "learn/skipped_updates": float(self._skipped),
+            "learn/empty_updates": float(self._empty),
             "learn/updates": float(len(self._grad_norms)),
             "learn/sampled_tokens": float(sampled_tokens),
             "learn/computed_tokens": float(self._computed),

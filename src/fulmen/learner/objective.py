@@ -24,6 +24,9 @@ class Objective:
     """Σ over tokens of weight · (correction · loss + β · KL − η · entropy)."""
 
     loss: PolicyLossFunction = DAPO_CLIP
+    every_call: bool = False
+    """The loss may learn from calls with advantage 0, too. Those of `losses.py` cannot: there it is
+    a factor, so such calls are not computed."""
     normaliser: Normaliser = token
     correction: Correction | None = None
     """For what lies between π_old and μ; None: nothing is done about it."""

@@ -1,5 +1,6 @@
 """AdamW over float32 master weights, with warm-up, schedule and gradient clipping."""
 
+import math
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,6 +39,20 @@ class OptimiserConfig:
         if self.schedule == "constant":
             return self.learning_rate
         return self.learning_rate * max(0.05, 1 - 0.95 * step / max(1, self.total_steps))
+
+
+def worth_a_step(grad_norm: float) -> bool:
+    """Whether a gradient of this length says anything: it is neither 0 nor not finite.
+
+    One NaN would make all weights NaN. A gradient of exactly 0 is no lesson: no token had a say,
+    because all are unusable, left out by a correction, clipped, or ignored by the loss. Adam would
+    still go on in the direction of earlier steps, and weight decay shrink the weights. The norm is
+    that of all processes together, so all decide alike.
+
+    >>> [worth_a_step(norm) for norm in (0.5, 0.0, math.inf, math.nan)]
+    [True, False, False, False]
+    """
+    return grad_norm > 0 and math.isfinite(grad_norm)
 
 
 class Optimiser:

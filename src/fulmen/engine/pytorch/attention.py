@@ -4,26 +4,33 @@ The arithmetic of the transformer stays the model's own: only the attention func
 through Hugging Face's attention interface. Inside `with serving(view):` (of the same thread) it
 writes the new keys and values into the cache and attends over it. A forward pass may also bring an
 attention of its own as a keyword (`with own_mask(): model(..., own_attention=…)`), as the learner
-does for prefix trees. Everywhere else it is plain scaled-dot-product attention.
+does for prefix trees. Everywhere else the model attends as it came: with what its family does
+beyond the usual, sinks and caps among it.
 """
 
+import functools
+import inspect
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from fulmen.schema.errors import ModelError
 
-NAME = "fulmen"
-"""The attention implementation that `prepare` gives a model."""
+_CAME_WITH = {"fulmen": "sdpa", "fulmen-eager": "eager"}
+"""The attention implementations that `prepare` gives models, and what plain passes of theirs use.
+Families that sdpa cannot compute come as eager, which is written out in their own module."""
 
 _REFUSED = ("s_aux", "position_bias")
 """Arguments of attention functions that change the result and that the cache does not know."""
@@ -114,11 +121,12 @@ def prepare(model: PreTrainedModel) -> None:
 
     Raises:
         ModelError: its family does not use Hugging Face's attention interface, or attends in a way
-            that the cache does not know.
+            that the cache does not know; the model is as it was.
     """
-    AttentionInterface.register(NAME, _attend)
-    AttentionMaskInterface.register(NAME, _mask)
-    config = model.config
+    for name, original in _CAME_WITH.items():
+        AttentionInterface.register(name, functools.partial(_attend, original))
+        AttentionMaskInterface.register(name, functools.partial(_mask, original))
+    config, before = model.config, _attention_of(model)
     # Looked up by the name of what would be needed: recurrent and linear-attention layers keep a
     # state that is no key/value cache, and per-layer sinks enter the softmax.
     unusual = [
@@ -126,8 +134,11 @@ def prepare(model: PreTrainedModel) -> None:
         for kind in getattr(config.get_text_config(), "layer_types", None) or []
         if kind not in ("full_attention", "sliding_attention")
     ]
-    model.set_attn_implementation(NAME)
-    if unusual or config._attn_implementation != NAME:
+    if before not in _CAME_WITH:
+        plain = before != "eager" and model._supports_sdpa
+        model.set_attn_implementation("fulmen" if plain else "fulmen-eager")
+    if unusual or config._attn_implementation not in _CAME_WITH:
+        model.set_attn_implementation(_CAME_WITH.get(before, before))
         family = getattr(config, "model_type", type(model).__name__)
         what = f"{unusual[0]} layers" if unusual else "an attention of its own"
         raise ModelError(
@@ -136,26 +147,56 @@ def prepare(model: PreTrainedModel) -> None:
         )
 
 
+def restore(model: PreTrainedModel) -> None:
+    """Give a model back the attention that it came with, if `prepare` changed it."""
+    name = _attention_of(model)
+    model.set_attn_implementation(_CAME_WITH.get(name, name))
+
+
+def _attention_of(model: PreTrainedModel) -> str:
+    return model.config._attn_implementation or "eager"
+
+
+def window_of(config: PretrainedConfig, layer: int) -> int | None:
+    """How many tokens a layer's queries see, themselves included; None: all before them.
+
+    Where the configuration has no kinds of layers, its window is that of all.
+
+    >>> from transformers import MistralConfig, Qwen3Config
+    >>> window_of(MistralConfig(sliding_window=9), 0), window_of(Qwen3Config(), 0)
+    (9, None)
+    """
+    text = config.get_text_config()
+    kinds = getattr(text, "layer_types", None)
+    if kinds and kinds[layer] != "sliding_attention":
+        return None
+    return getattr(text, "sliding_window", None) or None
+
+
 def _attend(
+    original: str,
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
     **keywords: object,
-) -> tuple[Tensor, None]:
+) -> tuple[Tensor, Tensor | None]:
     """(P, Hq, C, D) queries to (P, C, Hq, D) outputs."""
     view: CacheView | None = getattr(_thread, "view", None)
     if view is None:
         own: OwnAttention | None = keywords.pop("own_attention", None)  # type: ignore[assignment]
         if own is not None:
             return own(query, key, value, **keywords), None
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **keywords)  # type: ignore[arg-type]
+        plain = _plain(original, type(module))
+        return plain(module, query, key, value, attention_mask, **keywords)
     for name in _REFUSED:
         if keywords.get(name) is not None:
             raise ModelError(f"the model's attention wants {name!r}, which cannot be served")
     keys, values = view.write(module.layer_idx, key, value)  # type: ignore[arg-type]
-    window, cap = keywords.get("sliding_window"), keywords.get("softcap")
+    if "sliding_window" not in keywords:  # some layers leave it to the mask, which is not made here
+        keywords["sliding_window"] = window_of(module.config, module.layer_idx)  # type: ignore[arg-type]
+    window, cap = keywords["sliding_window"], keywords.get("softcap")
     scale = keywords.get("scaling") or query.shape[-1] ** -0.5
     assert window is None or isinstance(window, int)
     assert isinstance(scale, float)
@@ -185,8 +226,27 @@ def _by_matmul(
     return mixed.view(count, heads, columns, width)
 
 
-def _mask(*args: object, **keywords: object) -> Tensor | None:
-    """No mask where the cache or the caller has its own; elsewhere, SDPA's."""
+@functools.cache
+def _plain(original: str, kind: type[nn.Module]) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """The attention function that layers of a kind would call had the model been left as it came.
+
+    Families name theirs in the module of their layers, where the layers themselves look it up.
+
+    Raises:
+        ModelError: this one does not.
+    """
+    names: dict[str, Any] = inspect.unwrap(kind.forward).__globals__
+    registered = names.get("ALL_ATTENTION_FUNCTIONS", AttentionInterface())
+    found = registered.get(original, names.get("eager_attention_forward"))
+    if found is None:
+        raise ModelError(
+            f"the attention of {kind.__name__} is not to be found in {kind.__module__}"
+        )
+    return found
+
+
+def _mask(original: str, *args: object, **keywords: object) -> Tensor | None:
+    """No mask where the cache or the caller has its own; elsewhere, that of the original."""
     if getattr(_thread, "view", None) is not None or getattr(_thread, "own_mask", False):
         return None
-    return sdpa_mask(*args, **keywords)  # type: ignore[arg-type]
+    return AttentionMaskInterface()[original](*args, **keywords)
