@@ -172,6 +172,7 @@ def test_left_out_rollouts_are_counted_and_take_no_part_in_any_baseline():
     alone = credit_step(pair(), crediting(advantage="batch-mean", whitening="batch"))
     assert step.credited == alone.credited
     assert step.metrics["agent/a/calls"] == 5.0
+    assert step.metrics["agent/a/selected"] == 1.0
     assert step.metrics["agent/a/trained"] == pytest.approx(3 / 5)
 
 

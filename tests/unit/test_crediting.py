@@ -91,8 +91,10 @@ def test_calls_of_other_agents_are_not_returned_and_their_share_is_counted():
     assert [item.transition.agent for item in step.credited] == ["writer", "writer"]
     assert {name: value for name, value in step.metrics.items() if name.startswith("agent/")} == {
         "agent/writer/calls": 2.0,
+        "agent/writer/selected": 1.0,
         "agent/writer/trained": 1.0,
         "agent/checker/calls": 1.0,
+        "agent/checker/selected": 0.0,
         "agent/checker/trained": 0.0,
     }
 

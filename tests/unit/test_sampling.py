@@ -11,11 +11,12 @@ from typing import Any, cast
 import pytest
 
 from fulmen.credit.critic import GAE
+from fulmen.credit.selection import by_name
 from fulmen.launch.train import _history
 from fulmen.learner.learner import Learner
 from fulmen.runner.pool import Counters, Pool
 from fulmen.schema.config import make_config
-from fulmen.schema.errors import ConfigError, GraderError
+from fulmen.schema.errors import AgentError, ConfigError, GraderError
 from fulmen.schema.records import Call, Credited, Outcome, StepRecord, Task, VersionSpan
 from fulmen.schema.training import TrainConfig
 from fulmen.store.open import open_store
@@ -306,6 +307,24 @@ async def test_a_step_without_any_signal_learns_nothing_and_ends(tmp_path):
     assert run.tasks == [first_tasks(3), first_tasks(6)[3:]]
     codes = {e.code for e in run.events if isinstance(e, Note)}
     assert codes == {"few-groups", "no-signal"}
+
+
+async def test_a_first_step_of_equal_groups_alone_does_not_end_a_run_that_selects_agents(tmp_path):
+    def equal_at_first(rollout: Any) -> float:
+        sample = int(rollout.rollout.id.rpartition("-")[2])
+        return 1.0 if rollout.rollout.step == 1 else float(sample)
+
+    config = settings(steps=2, max_groups_factor=1, train="prompt-*")
+    how = Crediting(selected=by_name(["prompt-*"]), patterns=["prompt-*"])
+    run = await train(tmp_path / "run", config, grader=equal_at_first, crediting=how)
+    assert [len(given) for given in run.learner.given] == [0, 6]
+
+
+async def test_a_run_that_selects_no_call_is_ended_after_its_first_step(tmp_path):
+    config = settings(steps=2, train="writer")
+    how = Crediting(selected=by_name(["writer"]), patterns=["writer"])
+    with pytest.raises(AgentError, match=r"train = 'writer' selects no call .* agents seen: pro"):
+        await train(tmp_path / "run", config, crediting=how)
 
 
 async def test_without_dynamic_sampling_all_groups_are_trained(tmp_path):

@@ -215,24 +215,25 @@ def _metrics(items: Sequence[_Item], how: Crediting) -> dict[str, float]:
 
 
 def _agent_metrics(items: Sequence[_Item]) -> dict[str, float]:
-    """Calls of every agent, and which share of them is trained."""
-    trained = {
-        t.call_id
-        for item in items
-        for t in item.trajectory.transitions
-        if t.trained and not item.left_out
-    }
-    calls: dict[str, list[bool]] = {}
+    """Calls of every agent, which share of them can be trained and is selected for it, and which is
+    trained: the same, but for groups that are left out."""
+    selected = {t.call_id for item in items for t in item.trajectory.transitions if t.trained}
+    calls: dict[str, list[tuple[bool, bool]]] = {}
     for item in items:
         for call in item.observed.calls:
-            calls.setdefault(call.agent, []).append(call.id in trained)
+            chosen = call.id in selected
+            calls.setdefault(call.agent, []).append((chosen, chosen and not item.left_out))
     busiest = sorted(calls, key=lambda agent: (-len(calls[agent]), agent))
     shown = {agent: calls[agent] for agent in busiest[:SHOWN_AGENTS]}
-    if others := [flag for agent in busiest[SHOWN_AGENTS:] for flag in calls[agent]]:
+    if others := [flags for agent in busiest[SHOWN_AGENTS:] for flags in calls[agent]]:
         shown["(others)"] = others
-    return {f"agent/{agent}/calls": float(len(flags)) for agent, flags in shown.items()} | {
-        f"agent/{agent}/trained": sum(flags) / len(flags) for agent, flags in shown.items()
-    }
+    metrics: dict[str, float] = {}
+    for agent, flags in shown.items():
+        chosen, trained = (sum(column) for column in zip(*flags, strict=True))
+        metrics[f"agent/{agent}/calls"] = float(len(flags))
+        metrics[f"agent/{agent}/selected"] = chosen / len(flags)
+        metrics[f"agent/{agent}/trained"] = trained / len(flags)
+    return metrics
 
 
 def _unknown_agents(items: Sequence[_Item], how: Crediting) -> list[Note]:

@@ -39,15 +39,15 @@ def refuse_hopeless(graded: Sequence[Graded]) -> None:
 
 
 def refuse_unselected(metrics: Mapping[str, float], train: str) -> None:
-    """Stop a run whose first step trained no call, because of what `train` selects.
+    """Stop a run in whose first step `train` selected no call that can be trained.
 
     Raises:
         AgentError: with the names of the agents that were there.
     """
     shares = {
-        name.removeprefix("agent/").removesuffix("/trained"): share
+        name.removeprefix("agent/").removesuffix("/selected"): share
         for name, share in metrics.items()
-        if name.startswith("agent/") and name.endswith("/trained")
+        if name.startswith("agent/") and name.endswith("/selected")
     }
     if shares and not any(shares.values()):
         raise AgentError(
