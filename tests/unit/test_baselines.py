@@ -242,6 +242,7 @@ def test_a_baseline_of_ones_own_is_checked(centred, message):
 
 def test_a_group_has_signal_where_its_baseline_leaves_something():
     plain = [replace(example(1.0, [("a", 0.0)]), group=name) for name in "aabb"]
-    shares = [share_with_signal(plain, baseline) for baseline in ALL]
+    shares = [share_with_signal({"a", "b"}, credit(plain, baseline=one)) for one in ALL]
     assert shares == [0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
-    assert share_with_signal([replace(plain[0], reward=0.0), *plain[1:]], batch_mean) == 1.0
+    uneven = [replace(plain[0], reward=0.0), *plain[1:]]
+    assert share_with_signal({"a", "b"}, credit(uneven, baseline=batch_mean)) == 1.0

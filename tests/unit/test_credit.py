@@ -84,8 +84,8 @@ def test_a_rule_moves_the_advantage_of_its_calls_only():
 
 def test_groups_whose_rewards_differ_are_the_share_with_signal():
     group = [trajectory("a", 0.0), trajectory("a", 1.0), trajectory("b", 1.0)]
-    assert share_with_signal(group) == 0.5
-    assert share_with_signal([]) == 0.0
+    assert share_with_signal({"a", "b"}, credit(group)) == 0.5
+    assert share_with_signal(set(), []) == 0.0
 
 
 def test_every_call_becomes_a_transition_with_exactly_what_was_sampled():

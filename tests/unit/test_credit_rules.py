@@ -149,8 +149,8 @@ def test_intermediate_rewards_are_scaled_with_the_group_and_not_centred():
 def test_where_all_final_rewards_are_equal_intermediate_ones_keep_their_size():
     pair = example(1.0, [("a", 0.25)]), example(1.0, [("a", 0.0)])
     assert advantages(*pair) == [0.25, 0.0]
-    assert share_with_signal(pair) == 1.0
-    assert share_with_signal([example(1.0, [("a", 0.0)])] * 2) == 0.0
+    assert share_with_signal({"g"}, credit(pair)) == 1.0
+    assert share_with_signal({"g"}, credit([example(1.0, [("a", 0.0)])] * 2)) == 0.0
 
 
 @pytest.mark.parametrize(

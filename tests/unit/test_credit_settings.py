@@ -1,5 +1,6 @@
 """The settings of advantages: what each means on the same two rollouts, and what is refused."""
 
+from collections.abc import Sequence
 from dataclasses import replace as changed
 
 import numpy as np
@@ -11,7 +12,7 @@ from fulmen.launch.api import _plain
 from fulmen.launch.crediting import make_crediting
 from fulmen.schema.config import make_config
 from fulmen.schema.errors import AgentError, ConfigError, DataError, GraderError
-from fulmen.schema.records import Task
+from fulmen.schema.records import Task, Transition
 from fulmen.schema.training import ADVANTAGES, CRITIC_ADVANTAGES, TrainConfig
 from fulmen.trainer.crediting import Crediting, Scorers, TokenScorer, credit_step
 from fulmen.trainer.grading import Graded
@@ -46,6 +47,13 @@ def graded(name: str, reward: float, *tokens: int, group="g", metadata=None, rew
     done = result(*calls, rewards=given, name=name, group=group)
     task = Task(id=f"task of {name}", input=None, metadata=metadata or {})
     return Graded(replace(done, rollout=replace(done.rollout, task=task)), reward)
+
+
+def asked_of(item: Graded, *policies: str) -> Graded:
+    """The same with calls of these policies."""
+    calls = zip(item.result.calls, policies, strict=True)
+    asked = tuple(replace(one, policy=policy) for one, policy in calls)
+    return changed(item, result=replace(item.result, calls=asked))
 
 
 def pair() -> list[Graded]:
@@ -104,8 +112,25 @@ def test_divergence_is_taken_off_the_reward_of_its_token():
         (0.75, 0.875),
         (-0.125,),
     ]
+    assert step.metrics["learn/kl_reference"] == 0.25
+    assert step.metrics["groups/with_signal"] == 1.0
     in_loss = crediting(advantage="none", kl_coefficient=0.5)
     assert values(credit_step(pair(), in_loss)) == [1.0, 1.0, 0.0]
+
+
+def test_divergence_is_shown_for_each_policy_and_is_no_signal():
+    """Nothing was rewarded; of three tokens of one policy two diverge, and none of the other."""
+    first = asked_of(graded("one", 0.0, 1, 2), "main", "writer")
+    second = asked_of(graded("other", 0.0, 1), "main")
+    how = crediting(kl_coefficient=0.5, kl_in_reward=True)
+
+    def kl(calls: Sequence[Transition]) -> list[list[float]]:
+        return [[0.25 * (c.policy == "writer")] * len(c.completion_ids) for c in calls]
+
+    step = credit_step([first, second], changed(how, policies=["main", "writer"]), Scorers(kl=kl))
+    told = {name: value for name, value in step.metrics.items() if name.endswith("kl_reference")}
+    assert told == {"learn/main/kl_reference": 0.0, "learn/writer/kl_reference": 0.25}
+    assert step.metrics["groups/with_signal"] == 0.0
 
 
 def test_a_critic_over_tokens_and_over_turns():

@@ -269,6 +269,44 @@ def test_a_step_with_intermediate_rewards_alone_has_signal():
     assert credit_step(equal, crediting()).metrics["groups/with_signal"] == 0.0
 
 
+@pytest.mark.parametrize(
+    ("settings", "share"),
+    [
+        ({"credit": "identical"}, 0.5),
+        # Turns of the group met in one state, and ended differently soon.
+        ({"credit": "turn-group", "discount": 0.5}, 1.0),
+        # The mean over all tokens is not 0, so whitening moves the group without signal, too.
+        ({"advantage": "group-mean", "whitening": "batch"}, 0.5),
+        # Here whitening is what a group is compared by.
+        ({"advantage": "none", "whitening": "batch"}, 1.0),
+    ],
+)
+def test_the_share_with_signal_is_that_of_the_chosen_credit_rule(settings, share):
+    equal = [
+        replace_group(graded(1.0, call(0), call(1), name="two"), "equal"),
+        replace_group(graded(1.0, call(0), name="one"), "equal"),
+    ]
+    metrics = credit_step([*pair(), *equal], crediting(**settings)).metrics
+    assert metrics["groups/with_signal"] == share
+
+
+def replace_group(item: Graded, group: str) -> Graded:
+    rollout = replace(item.result.rollout, group=group)
+    return Graded(replace(item.result, rollout=rollout), item.reward)
+
+
+@pytest.mark.parametrize(("advantage", "share"), [("none", 0.0), ("batch-mean", 0.0)])
+def test_where_all_that_is_compared_is_equal_there_is_no_signal(advantage, share):
+    equal = [Graded(item.result, 1.0) for item in pair()]
+    metrics = credit_step(equal, crediting(advantage=advantage, whitening="batch")).metrics
+    assert metrics["groups/with_signal"] == share
+
+
+def test_a_group_without_a_trained_call_has_no_signal():
+    metrics = credit_step(pair(), crediting(train="nobody")).metrics
+    assert metrics["groups/with_signal"] == 0.0
+
+
 def test_metrics_are_json():
     rule = Rule(when="tool_failed", weight=-0.25)
     metrics = credit_step(pair(), crediting(rules=[rule])).metrics

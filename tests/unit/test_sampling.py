@@ -11,7 +11,9 @@ from typing import Any, cast
 import pytest
 
 from fulmen.credit.critic import GAE
+from fulmen.credit.rules import Rule
 from fulmen.credit.selection import by_name
+from fulmen.launch.crediting import make_crediting
 from fulmen.launch.train import _history
 from fulmen.learner.learner import Learner
 from fulmen.runner.pool import Counters, Pool
@@ -30,6 +32,7 @@ from fulmen.trainer.learners import Learners, Trained
 from fulmen.trainer.loop import History, Parts, run_steps
 from fulmen.trainer.sampling import collect_step, leave_out_equal
 from fulmen.trainer.tasks import task_order
+from fulmen.trainer.weights import Weights
 
 TASKS = [Task(id=f"t{n}", input=n) for n in range(7)]
 DULL = {"t1", "t2", "t5"}
@@ -334,6 +337,21 @@ async def test_without_dynamic_sampling_all_groups_are_trained(tmp_path):
     assert [record.metrics["collect/left_out"] for record in run.steps] == [0, 0]
 
 
+@pytest.mark.parametrize(("weight", "kept"), [(1.0, 3), (0.0, 0)])
+async def test_groups_that_differ_in_intermediate_rewards_alone_are_not_left_out(
+    weight, kept, tmp_path
+):
+    """Every second rollout earns a reward of a rule, for what it asked."""
+    file = tmp_path / "odd_samples.py"
+    file.write_text("def odd(call, tools):\n    return call.rollout_id.endswith('1')\n")
+    rule = Rule(when="predicate", function=f"{file}:odd", weight=0.5, name="odd")
+    how = make_crediting(settings(), [rule], Weights({"odd": weight}, ["odd"]))
+    config = settings(steps=1, max_groups_factor=1)
+    run = await train(tmp_path / "run", config, grader=lambda: 0.0, crediting=how)
+    assert len(run.learner.given[0]) == 2 * kept
+    assert run.steps[0].metrics["groups/with_signal"] == kept / 3
+
+
 async def test_groups_of_which_one_rollout_counts_have_nothing_to_compare(tmp_path):
     def only_the_first(rollout: Any) -> float | None:
         """Not applicable to all but the first sample, in the second group."""
@@ -344,7 +362,7 @@ async def test_groups_of_which_one_rollout_counts_have_nothing_to_compare(tmp_pa
 
     events: list[Event] = []
     async with collecting(tmp_path, only_the_first, events) as (_, collector):
-        graded = await collect_step(collector, settings(), 1, task_order(TASKS, 0))
+        graded = await collect_step(collector, settings(), 1, task_order(TASKS, 0), Crediting())
     assert [(g.left_out, g.excluded) for g in graded] == [
         ("", ""),
         ("", ""),
@@ -352,7 +370,7 @@ async def test_groups_of_which_one_rollout_counts_have_nothing_to_compare(tmp_pa
         ("", "not_applicable"),
         *[("", "")] * 4,
     ]
-    assert leave_out_equal(graded) == graded
+    assert leave_out_equal(graded, Crediting()) == graded
 
 
 async def test_a_critic_or_a_reference_that_is_not_there_ends_the_run_before_any_agent_starts(

@@ -1,7 +1,7 @@
 """Advantages: first the baseline of the rollout, then the rule for its calls, then whitening."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 from msgspec import structs
@@ -153,20 +153,15 @@ def _on_scale(
     ]
 
 
-def share_with_signal(trajectories: Sequence[Trajectory], baseline: Baseline = grpo) -> float:
-    """The share of groups that move the policy: the baseline leaves something of a final reward, or
-    there are others on the way. 0 without groups.
+def share_with_signal(groups: Collection[str], credited: Sequence[Credited]) -> float:
+    """The share of groups that move the policy: those with a call, or a token, whose advantage is
+    not 0. 0 without groups.
 
-    >>> def of(group, reward):
-    ...     return Trajectory(rollout_id="r", group=group, transitions=(), reward=reward)
-    >>> share_with_signal([of("a", 0.0), of("a", 1.0), of("b", 1.0), of("b", 1.0)])
+    >>> from fulmen.credit.assign import example
+    >>> one = structs.replace(example(1.0, [("writer", 0.0)]), group="one")
+    >>> other = structs.replace(example(0.0, [("writer", 0.0)]), group="one")
+    >>> share_with_signal({"one", "two"}, credit([one, other]))
     0.5
     """
-    found: dict[str, bool] = {}
-    for trajectory, value in zip(
-        trajectories, _centred(trajectories, baseline).values, strict=True
-    ):
-        signal = bool(value) or bool(trajectory.intermediate)
-        signal = signal or any(t.reward for t in trajectory.transitions)
-        found[trajectory.group] = found.get(trajectory.group, False) or signal
-    return sum(found.values()) / len(found) if found else 0.0
+    moved = {item.group for item in credited if item.advantage or any(item.token_advantages)}
+    return len(moved) / len(groups) if groups else 0.0

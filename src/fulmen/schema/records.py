@@ -4,6 +4,7 @@ Every record is frozen, typed and round-trips through JSON and msgpack (`fulmen.
 Token arrays are tuples of int in memory and little-endian binary at rest.
 """
 
+import math
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -257,6 +258,12 @@ class Trajectory(Record, frozen=True, kw_only=True):
     """Intermediate rewards given to the rollout as a whole, on the way to the final one."""
     kind: str = ""
     """Of its task, where tasks of several kinds are trained together."""
+
+    @property
+    def total(self) -> float:
+        """All its rewards, final and intermediate, added up."""
+        own = (transition.reward for transition in self.transitions)
+        return math.fsum((self.reward, self.intermediate, *own))
 
 
 class Credited(Record, frozen=True, kw_only=True):

@@ -3,14 +3,14 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
 from fulmen.credit.advantage import credit, share_with_signal
 from fulmen.credit.air import apply_rules
 from fulmen.credit.assign import CreditRule, identical
-from fulmen.credit.baselines import Baseline, grpo
+from fulmen.credit.baselines import Baseline, grpo, no_baseline
 from fulmen.credit.critic import GAE, credit_with_critic
 from fulmen.credit.detect import Predicate
 from fulmen.credit.observe import Observed, observe
@@ -123,10 +123,14 @@ def credit_step(graded: Sequence[Graded], how: Crediting, scorers: Scorers = NO_
     counted = [item for item in graded if item.reward is not None]
     items = [_read(item, item.reward, how) for item in counted if item.reward is not None]
     kept = [item.trajectory for item in items if not item.left_out]
+    divergences = _divergences(kept, how, scorers)
+    credited = _credit(kept, how, scorers, divergences)
     return Step(
-        credited=credit_trajectories(kept, how, scorers),
+        credited=credited,
         rewards=[reward for item in items for reward in item.ruled],
-        metrics=_metrics(items, how),
+        metrics=_metrics(items, how)
+        | _signal(items, kept, how)
+        | _divergence_metrics(credited, divergences, how),
         notes=[
             *_unknown_agents(items, how),
             *_idle_policies(items, how),
@@ -139,15 +143,45 @@ def credit_trajectories(
     trajectories: Sequence[Trajectory], how: Crediting, scorers: Scorers = NO_SCORERS
 ) -> list[Credited]:
     """Advantages of the trained calls of whole groups."""
+    return _credit(trajectories, how, scorers, _divergences(trajectories, how, scorers))
+
+
+def total_rewards(graded: Sequence[Graded], how: Crediting) -> list[float | None]:
+    """Final and intermediate rewards of each rollout as they are used, added up; None without one.
+
+    Raises:
+        GraderError: as `credit_step`.
+        DataError: as `credit_step`.
+    """
+    return [
+        None if item.reward is None else _read(item, item.reward, how).trajectory.total
+        for item in graded
+    ]
+
+
+def _divergences(
+    trajectories: Sequence[Trajectory], how: Crediting, scorers: Scorers
+) -> TokenNumbers | None:
+    """k1 of every trained token, nats; None where it is no part of the reward."""
     scorers.check(how)
-    trained = [t for trajectory in trajectories for t in trajectory.transitions if t.trained]
+    if not how.kl_coefficient or scorers.kl is None:
+        return None
+    return scorers.kl(_trained(trajectories))
+
+
+def _credit(
+    trajectories: Sequence[Trajectory],
+    how: Crediting,
+    scorers: Scorers,
+    divergences: TokenNumbers | None,
+) -> list[Credited]:
     penalties = None
-    if how.kl_coefficient and scorers.kl is not None:
-        penalties = [[how.kl_coefficient * kl for kl in own] for own in scorers.kl(trained)]
+    if divergences is not None:
+        penalties = [[how.kl_coefficient * kl for kl in own] for own in divergences]
     if how.critic is not None and scorers.values is not None:
         return credit_with_critic(
             trajectories,
-            scorers.values(trained),
+            scorers.values(_trained(trajectories)),
             estimator=how.critic,
             penalties=penalties,
             whitening=how.whitening,
@@ -161,6 +195,10 @@ def credit_trajectories(
         penalties=penalties,
         whitening=how.whitening,
     )
+
+
+def _trained(trajectories: Sequence[Trajectory]) -> list[Transition]:
+    return [t for trajectory in trajectories for t in trajectory.transitions if t.trained]
 
 
 def _read(item: Graded, reward: float, how: Crediting) -> _Item:
@@ -199,8 +237,6 @@ def _metrics(items: Sequence[_Item], how: Crediting) -> dict[str, float]:
         "credit/shared_states": shared_states(trajectories),
         "credit/homeless_rewards": float(sum(homeless(i.placed, i.trajectory) for i in items)),
     }
-    if how.critic is None:
-        metrics["groups/with_signal"] = share_with_signal(trajectories, how.baseline)
     metrics |= {f"dropped/{why}": float(n) for why, n in count_reasons(dropped).items()}
     if items:
         metrics["reward/intermediate"] = math.fsum(i.placed.total for i in items) / len(items)
@@ -212,6 +248,32 @@ def _metrics(items: Sequence[_Item], how: Crediting) -> dict[str, float]:
     outcomes = Counter(use.outcome for item in items for use in item.observed.tools)
     metrics |= {f"tools/{outcome}": float(outcomes[outcome]) for outcome in OUTCOMES if outcomes}
     return metrics | _agent_metrics(items)
+
+
+def _signal(items: Sequence[_Item], kept: Sequence[Trajectory], how: Crediting) -> dict[str, float]:
+    """The share of groups whose rewards say something, those left out among the others; nothing
+    with a critic, which says something of every group."""
+    if how.critic is not None:
+        return {}
+    # What is taken off for divergence says nothing of a task. Whitening moves the advantages of
+    # groups without signal off 0; without a baseline it is what stands for one.
+    whitening = how.whitening if how.baseline is no_baseline else as_it_is
+    plain = _credit(kept, replace(how, whitening=whitening), NO_SCORERS, None)
+    groups = {item.trajectory.group for item in items}
+    return {"groups/with_signal": share_with_signal(groups, plain)}
+
+
+def _divergence_metrics(
+    credited: Sequence[Credited], divergences: TokenNumbers | None, how: Crediting
+) -> dict[str, float]:
+    """Mean divergence of the sampled tokens of each policy, where it is taken off the reward."""
+    if divergences is None:
+        return {}
+    found: dict[str, list[float]] = {}
+    for item, own in zip(credited, divergences, strict=True):
+        policy = f"{item.transition.policy}/" if len(how.policies) > 1 else ""
+        found.setdefault(f"learn/{policy}kl_reference", []).extend(own)
+    return {name: math.fsum(own) / len(own) for name, own in found.items() if own}
 
 
 def _agent_metrics(items: Sequence[_Item]) -> dict[str, float]:

@@ -65,8 +65,9 @@ def step_notes(metrics: Mapping[str, float]) -> Iterator[Note]:
         cause = "too hard" if mean < 0.5 else "too easy"
         yield _warn(
             "no-signal",
-            f"every group's rollouts scored the same (mean {mean:.2f}, {cause}?): nothing to "
-            "learn in this step; try a larger group_size, other tasks, or partial credit",
+            f"every advantage is 0, as where all rollouts of a group score the same (mean "
+            f"{mean:.2f}, {cause}?): nothing to learn in this step; try a larger group_size, "
+            "other tasks, or partial credit",
         )
     if (gap := max(_of_all(metrics, "learn", "gap_mean"), default=0.0)) > 0.05:
         yield _warn(

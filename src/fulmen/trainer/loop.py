@@ -101,7 +101,7 @@ def _evaluation_due(config: TrainConfig, step: int) -> bool:
 async def _step(parts: Parts, history: History, tasks: Iterator[Task]) -> StepRecord:
     """One turn of the loop: the weights change, nothing is on disk yet."""
     config, step, watch = parts.config, history.step + 1, Stopwatch()
-    graded = await collect_step(parts.collector, config, step, tasks)
+    graded = await collect_step(parts.collector, config, step, tasks, parts.crediting)
     if step == 1 and not parts.val_tasks:
         refuse_hopeless(graded)
     metrics = rollout_metrics(graded, watch.seconds)

@@ -5,10 +5,11 @@ lessons. Dynamic sampling leaves it out and asks for another task in its place, 
 full or has asked for enough.
 
 Source: DAPO, arXiv 2503.14476, eq. 11. There the constraint is on the share of right answers; here
-it is on final rewards, whatever their values. A step asks for exactly as many groups as are
-missing, so that nothing is run to be thrown away.
+it is on all rewards of a rollout, final and intermediate, added up, whatever their values. A step
+asks for exactly as many groups as are missing, so that nothing is run to be thrown away.
 """
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -19,13 +20,18 @@ from fulmen.credit.baselines import EQUAL
 from fulmen.schema.records import Task
 from fulmen.schema.training import TrainConfig
 from fulmen.trainer.collect import Collector
+from fulmen.trainer.crediting import Crediting, total_rewards
 from fulmen.trainer.events import Note
 from fulmen.trainer.grading import Graded
 from fulmen.trainer.rollouts import train_rollouts
 
 
 async def collect_step(
-    collector: Collector, config: TrainConfig, step: int, tasks: Iterator[Task]
+    collector: Collector,
+    config: TrainConfig,
+    step: int,
+    tasks: Iterator[Task],
+    crediting: Crediting,
 ) -> list[Graded]:
     """Draw tasks and return all their rollouts, graded, those of left-out groups marked as such.
 
@@ -36,6 +42,7 @@ async def collect_step(
         config: how many groups, and whether they are replaced.
         step: its number; ids and seeds follow from it.
         tasks: the order of tasks, from where the step before stopped.
+        crediting: which rewards rollouts have beside the final one.
     """
     limit = config.tasks_per_step
     if config.dynamic_sampling:
@@ -47,7 +54,7 @@ async def collect_step(
         rollouts = train_rollouts(config, step, drawn, first=asked)
         found = await collector.collect(rollouts, "collect", step)
         if config.dynamic_sampling:
-            found = leave_out_equal(found)
+            found = await asyncio.to_thread(leave_out_equal, found, crediting)
             full += _groups_kept(found)
         else:
             full += len(drawn)
@@ -58,16 +65,17 @@ async def collect_step(
     return graded
 
 
-def leave_out_equal(graded: Sequence[Graded]) -> list[Graded]:
-    """Mark the rollouts of groups whose rewards are all equal, those of one reward among them.
+def leave_out_equal(graded: Sequence[Graded], crediting: Crediting) -> list[Graded]:
+    """Mark the rollouts of groups in which the sum of all rewards is the same for all rollouts,
+    groups of one reward among them.
 
     Rollouts without a reward are left as they are: they have reasons of their own.
     """
-    rewards: dict[str, list[float]] = {}
-    for item in graded:
-        if item.reward is not None:
-            rewards.setdefault(item.result.rollout.group, []).append(item.reward)
-    equal = {group for group, own in rewards.items() if np.ptp(own) < EQUAL}
+    totals: dict[str, list[float]] = {}
+    for item, total in zip(graded, total_rewards(graded, crediting), strict=True):
+        if total is not None:
+            totals.setdefault(item.result.rollout.group, []).append(total)
+    equal = {group for group, own in totals.items() if np.ptp(own) < EQUAL}
     return [
         replace(item, left_out="equal_rewards")
         if item.reward is not None and item.result.rollout.group in equal
