@@ -277,7 +277,7 @@ def test_every_name_of_an_advantage_is_one(name):
         ({"kl_in_reward": True}, "kl_in_reward needs a kl_coefficient above 0"),
         (
             {"advantage": "gae", "critic": "shared", "critic_model": "m"},
-            "critic_model and critic_learning_rate are for critic 'own'",
+            "critic_model is ignored unless critic is 'own'",
         ),
         ({"whitening": "all"}, "whitening is 'all': input should be 'none', 'batch' or 'task'"),
         ({"max_groups_factor": 0.5}, "max_groups_factor is 0.5: input should be greater than or"),

@@ -7,6 +7,7 @@ from fulmen.learner import corrections, kl, losses, normalisers
 from fulmen.learner.objective import KlFunction, Objective
 from fulmen.learner.terms import Correction, Normaliser, PolicyLossFunction
 from fulmen.runner.agents import load_function
+from fulmen.schema.fitting import correction_bounds
 from fulmen.schema.training import LOSSES, TrainConfig
 
 F = TypeVar("F")
@@ -65,26 +66,22 @@ def _normaliser(config: TrainConfig) -> Normaliser:
 
 def _correction(config: TrainConfig) -> Correction | None:
     """Bounds that are not set are the usual ones of each correction."""
-    low, high = config.correction_low, config.correction_high
+    low, high = correction_bounds(config.correction, config.correction_low, config.correction_high)
     match config.correction:
         case "none":
             return None
         case "truncate":
-            return partial(corrections.truncate, high=_or(high, 2.0))
+            return partial(corrections.truncate, high=high)
         case "truncate-call":
-            return partial(corrections.truncate_call, high=_or(high, 5.0))
+            return partial(corrections.truncate_call, high=high)
         case "mask":
-            return partial(corrections.mask, low=_or(low, 0.5), high=_or(high, 5.0))
+            return partial(corrections.mask, low=low, high=high)
         case "mask-call":
-            return partial(corrections.mask_call, low=_or(low, 0.99), high=_or(high, 1.01))
+            return partial(corrections.mask_call, low=low, high=high)
         case "mask-call-k3":
-            return partial(corrections.mask_call_k3, limit=_or(high, 0.01))
+            return partial(corrections.mask_call_k3, limit=high)
         case target:
             return load_function(target, "correction")
-
-
-def _or(value: float | None, usual: float) -> float:
-    return usual if value is None else value
 
 
 def _kl(config: TrainConfig) -> KlFunction:

@@ -6,15 +6,18 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from fulmen.schema.config import Common, RunSettings, Settings, nearest
+from fulmen.schema.fitting import (
+    CORRECTION_BOUNDS,
+    CRITIC_ADVANTAGES,
+    GROUP_ADVANTAGES,
+    misfits,
+)
 from fulmen.schema.presets import with_preset
 
-GROUP_ADVANTAGES = ("grpo", "group-mean", "rloo", "maxrl")
-"""They compare the rollouts of a group with each other."""
-CRITIC_ADVANTAGES = ("gae", "turn-gae")
 ADVANTAGES = (*GROUP_ADVANTAGES, "batch-mean", "none", *CRITIC_ADVANTAGES)
 LOSSES = ("clip", "gspo", "cispo", "reinforce", "supervised")
 NORMALISERS = ("token", "transition", "rollout", "group", "constant")
-CORRECTIONS = ("none", "truncate", "truncate-call", "mask", "mask-call", "mask-call-k3")
+CORRECTIONS = ("none", *CORRECTION_BOUNDS)
 
 
 def _named(*names: str) -> AfterValidator:
@@ -108,7 +111,8 @@ class LossSettings(Settings):
     critic_model: str | None = None
     """What a critic of its own begins as, of the policy's vocabulary; default: `model`."""
     critic_learning_rate: float | None = Field(default=None, gt=0)
-    """Peak step size of a critic of its own; default: learning_rate. Usual: ten times that."""
+    """Peak step size of a critic of its own, or of a shared one's head; default: ten times
+    learning_rate."""
     value_coefficient: float = Field(default=0.1, gt=0)
     """Weight of a shared critic's loss beside the policy's."""
     value_clip: float | None = Field(default=0.2, gt=0)
@@ -170,9 +174,9 @@ class TrainConfig(CreditSettings, LossSettings, ScaleSettings, RunSettings):
     learning_rate: Annotated[float, Common, Field(gt=0)] = 1e-6
     """Peak step size of AdamW. About 1e-6 for models of billions, 1e-3 for a tiny one."""
     warmup_steps: int = Field(default=5, ge=0)
-    """Steps over which the learning rate rises to its peak."""
+    """Steps, each with all its updates, over which the learning rate rises to its peak."""
     schedule: Literal["constant", "linear"] = "constant"
-    """After warm-up: stay, or fall in a line to 5 % at the last step."""
+    """After warm-up: stay, or fall in a line to 5 % at the last update."""
     updates_per_step: int = Field(default=1, ge=1)
     """Optimiser steps taken on each step's rollouts, each on its own share of them."""
     max_grad_norm: float = Field(default=1.0, gt=0)
@@ -201,37 +205,7 @@ class TrainConfig(CreditSettings, LossSettings, ScaleSettings, RunSettings):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if self.group_size == 1 and self.advantage in GROUP_ADVANTAGES:
-            raise ValueError(
-                f"group_size is 1 and advantage {self.advantage!r} compares the rollouts of a "
-                "group; make it 2 or more, or take batch-mean, none or gae"
-            )
-        if self.group_size == 1 and self.dynamic_sampling:
-            raise ValueError("dynamic_sampling looks for groups that differ; group_size is 1")
-        if self.advantage in CRITIC_ADVANTAGES and self.credit != "identical":
-            raise ValueError(
-                f"credit {self.credit!r} does not go with advantage {self.advantage!r}, "
-                "where the critic tells which call earned what"
-            )
-        if self.critic == "shared" and (self.critic_model or self.critic_learning_rate):
-            raise ValueError(
-                "critic_model and critic_learning_rate are for critic 'own'; one that is shared "
-                "sits on the policy and is stepped with it"
-            )
-        if self.whitening == "task" and self.task_kind is None:
-            raise ValueError("whitening 'task' needs task_kind, a key of the tasks' metadata")
-        if self.overlong_tokens is not None and self.overlong_buffer > self.overlong_tokens:
-            raise ValueError(
-                f"overlong_buffer is {self.overlong_buffer}, more than overlong_tokens, of which "
-                "it is the last part"
-            )
-        if self.lora_rank is None and (self.lora_alpha or self.lora_targets):
-            raise ValueError("lora_alpha and lora_targets need a lora_rank")
-        if self.kl_in_reward and self.kl_coefficient == 0:
-            raise ValueError("kl_in_reward needs a kl_coefficient above 0")
-        if self.correction != "none" and self.old_logprobs == "engine":
-            raise ValueError(
-                "a correction is for the gap between engine and learner, and with old_logprobs "
-                "'engine' there is none to see; set old_logprobs to 'learner'"
-            )
+        defaults = {name: field.default for name, field in type(self).model_fields.items()}
+        for sentence in misfits(dict(self), defaults):
+            raise ValueError(sentence)
         return self
