@@ -38,8 +38,15 @@ PRESETS: Mapping[str, Mapping[str, Setting]] = MappingProxyType(
             "normaliser": "token",
             "dynamic_sampling": True,
         },
-        # arXiv 2402.14740: whole answers as actions, so their log-probabilities are summed.
-        "rloo": {"advantage": "rloo", "loss": "reinforce", "normaliser": "constant"},
+        # arXiv 2402.14740: whole answers as actions, so their log-probabilities are summed; k1 in
+        # the reward. Its weight is tuned there; 0.05 is the default of TRL's RLOO.
+        "rloo": {
+            "advantage": "rloo",
+            "loss": "reinforce",
+            "normaliser": "constant",
+            "kl_in_reward": True,
+            "kl_coefficient": 0.05,
+        },
         # arXiv 2501.03262: no groups; k1 in the reward of each token, whitening over the batch.
         "reinforce++": {
             "advantage": "none",
@@ -102,18 +109,23 @@ PRESETS: Mapping[str, Mapping[str, Setting]] = MappingProxyType(
             "clip_high": 0.28,
             "normaliser": "token",
         },
-        # arXiv 2505.10978: turns in the same state are compared, too.
+        # arXiv 2505.10978: turns in the same state are compared, too; the mean over turns, k3 in
+        # the loss with the weight of its code.
         "gigpo": {
             "advantage": "grpo",
             "credit": "turn-group",
+            "discount": 0.95,
+            "turn_weight": 1.0,
             "loss": "clip",
             "clip_low": 0.2,
             "clip_high": 0.2,
-            "normaliser": "rollout",
+            "normaliser": "transition",
+            "kl_coefficient": 0.01,
+            "kl_estimator": "k3",
         },
         # Williams 1992, with the mean of the step as baseline.
         "reinforce": {"advantage": "batch-mean", "loss": "reinforce", "normaliser": "token"},
-        # arXiv 2304.06767: supervised training on rollouts with a reward above 0.
+        # Rejection-sampling fine-tuning, arXiv 2308.01825: supervised on what has a reward above 0.
         "rejection": {"advantage": "none", "loss": "supervised", "normaliser": "token"},
     }
 )
@@ -125,8 +137,8 @@ def with_preset(values: Mapping[str, object]) -> dict[str, object]:
     Raises:
         ValueError: there is no such algorithm.
 
-    >>> with_preset({"algorithm": "rloo", "normaliser": "token"})
-    {'advantage': 'rloo', 'loss': 'reinforce', 'normaliser': 'token', 'algorithm': 'rloo'}
+    >>> with_preset({"algorithm": "rejection", "normaliser": "rollout"})
+    {'advantage': 'none', 'loss': 'supervised', 'normaliser': 'rollout', 'algorithm': 'rejection'}
     """
     name = values.get("algorithm")
     if name is None:
