@@ -337,15 +337,16 @@ def test_resuming_what_is_no_run_is_refused(tmp_path):
         open_folder(str(tmp_path), "x", "resume")
 
 
-def test_metrics_are_rewound_to_the_step_that_is_resumed(tmp_path):
+def test_a_line_that_a_crash_has_cut_off_is_no_line(tmp_path):
     folder, _ = open_folder(str(tmp_path / "run"), "x", "fail")
     with folder:
-        for step in (1, 2, 3):
-            folder.append_metrics({"step": step})
+        folder.append_metrics({"step": 1})
+        folder.append_metrics({"step": 2})
         with folder.metrics.open("a") as file:
-            file.write('{"step": 4, "cut o')
-        folder.rewind_metrics(2)
+            file.write('{"step": 3, "cut o')
         assert folder.read_metrics() == [{"step": 1}, {"step": 2}]
+        folder.write_metrics(folder.read_metrics()[1:])
+        assert folder.metrics.read_text() == '{"step": 2}\n'
 
 
 def test_pruning_keeps_whole_checkpoints_and_drops_drafts_that_a_crash_has_left(tmp_path):

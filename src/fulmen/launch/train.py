@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from msgspec import convert
-
 from fulmen.engine.platform import place
 from fulmen.launch.air import read_rules
 from fulmen.launch.crediting import make_crediting, make_scorers
@@ -29,12 +27,12 @@ from fulmen.schema.training import TrainConfig
 from fulmen.server.eventloop import run
 from fulmen.store.open import open_store
 from fulmen.trainer.evaluation import samples_of
-from fulmen.trainer.events import EvalDone, Listener, Note, RunFinished, RunStarted
+from fulmen.trainer.events import Listener, Note, RunFinished, RunStarted
 from fulmen.trainer.figure import draw_rewards
 from fulmen.trainer.folder import RunFolder, open_folder
 from fulmen.trainer.grading import AgentErrors
-from fulmen.trainer.loop import History, Parts, run_steps
-from fulmen.trainer.rollouts import groups_of
+from fulmen.trainer.history import History, go_on
+from fulmen.trainer.loop import Parts, run_steps
 from fulmen.trainer.tasks import kind_of
 
 
@@ -140,33 +138,12 @@ def _started(
 
 
 async def _history(folder: RunFolder) -> History:
-    """Where a run stands: its last checkpoint, and the lines written until then."""
+    """Where an interrupted run stands."""
     store = open_store(folder.database)
     try:
-        steps = await store.steps()
-        kept = [s for s in steps if s.checkpoint]
-        saved = [s for s in kept if (folder.path / str(s.checkpoint)).is_dir()]
-        step = saved[-1].step if saved else 0
-        await store.discard_after(step)
+        return await go_on(folder, store)
     finally:
         await store.close()
-    folder.rewind_metrics(step)
-    consumed = [name for record in steps if record.step <= step for name in record.consumed]
-    history = History(step=step, drawn=groups_of(consumed))
-    if saved:
-        history.checkpoint = folder.path / str(saved[-1].checkpoint)
-    for line in folder.read_metrics():
-        if "eval" in line:
-            values = {key: value for key, value in line.items() if key != "eval"}
-            history.evals.append(convert(values | {"type": "eval_done"}, EvalDone))
-        else:
-            history.rewards.append(line.get("reward/mean", float("nan")))
-            history.intermediate.append(line.get("reward/intermediate", 0.0))
-            history.seconds = line["seconds"]
-    if step == 0:
-        history.evals.clear()
-        folder.rewind_metrics(-1)
-    return history
 
 
 def _finished(

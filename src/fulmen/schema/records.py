@@ -296,4 +296,6 @@ class StepRecord(Record, frozen=True, kw_only=True):
     metrics: dict[str, float]
     checkpoint: str | None = None
     """Folder of the checkpoint written with the step, relative to the run."""
+    seconds: float = 0.0
+    """What the run has taken up to its end: all steps, and evaluations between them."""
     finished: float = 0.0

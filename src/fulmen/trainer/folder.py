@@ -13,7 +13,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -77,11 +77,10 @@ class RunFolder:
                 break
         return lines
 
-    def rewind_metrics(self, step: int) -> None:
-        """Forget lines after `step`: a resumed run writes them again."""
-        kept = [line for line in self.read_metrics() if line["step"] <= step]
-        text = "".join(json.dumps(line) + "\n" for line in kept)
+    def write_metrics(self, lines: Iterable[Mapping[str, JSON]]) -> None:
+        """Have metrics.jsonl hold these lines and no others, all of them or none."""
         replacement = self.metrics.with_suffix(".new")
+        text = "".join(json.dumps(line) + "\n" for line in lines)
         replacement.write_text(text, encoding="utf-8")
         replacement.replace(self.metrics)
 

@@ -10,7 +10,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -22,12 +22,11 @@ from fulmen.store.base import Store
 from fulmen.trainer.collect import Collector, Stopwatch
 from fulmen.trainer.crediting import NO_SCORERS, Crediting, Scorers, credit_step
 from fulmen.trainer.evaluation import measure
-from fulmen.trainer.events import EvalDone, Listener, Progress, StepDone
+from fulmen.trainer.events import Listener, Progress, StepDone
 from fulmen.trainer.folder import RunFolder
-from fulmen.trainer.grading import Graded
 from fulmen.trainer.health import hacking_notes, refuse_hopeless, refuse_unselected, step_notes
+from fulmen.trainer.history import History, eval_line, step_line
 from fulmen.trainer.learners import Learners
-from fulmen.trainer.rollouts import groups_of
 from fulmen.trainer.sampling import collect_step
 from fulmen.trainer.statistics import rollout_metrics
 from fulmen.trainer.tasks import task_order
@@ -51,51 +50,28 @@ class Parts:
     scorers: Scorers = NO_SCORERS
 
 
-@dataclass(slots=True)
-class History:
-    """What a run has been through, earlier processes of it included."""
-
-    evals: list[EvalDone] = field(default_factory=list)
-    rewards: list[float] = field(default_factory=list)
-    """Mean training reward per step; NaN where no rollout had one."""
-    intermediate: list[float] = field(default_factory=list)
-    """Mean intermediate reward of a rollout per step."""
-    last_eval: list[Graded] = field(default_factory=list)
-    """The rollouts of the latest greedy evaluation."""
-    step: int = 0
-    drawn: int = 0
-    """Tasks taken from the order by the steps so far."""
-    checkpoint: Path | None = None
-    seconds: float = 0.0
-    """Spent in steps and the evaluations between them, all processes of the run together."""
-
-
 async def run_steps(parts: Parts, history: History) -> None:
     """Train from `history.step` to the last step of the settings, and measure at both ends."""
     config = parts.config
     parts.scorers.check(parts.crediting)
+    parts.folder.prune_checkpoints(config.keep_checkpoints)
+    before, watch = history.seconds + _measured(config, history), Stopwatch()
+    await _evaluate(parts, history)
     if history.step == 0:
-        await _evaluate(parts, history, sampled=True)
-    before, watch = history.seconds, Stopwatch()
+        watch = Stopwatch()  # what is measured before the first step is no part of training
     tasks = islice(task_order(parts.train_tasks, config.seed), history.drawn, None)
     while history.step < config.steps and not parts.stop.is_set():
         record = await _step(parts, history, tasks)
-        history.seconds = before + watch.seconds
+        record = structs.replace(record, seconds=before + watch.seconds)
+        history.add(record)
         await _commit(parts, history, record)
-        if _evaluation_due(config, history.step):
-            await _evaluate(parts, history, sampled=False)
+        await _evaluate(parts, history)
+        if history.step < config.steps:
             history.seconds = before + watch.seconds
-    if history.step == config.steps:
-        await _evaluate(parts, history, sampled=True)
-    elif history.step and history.checkpoint != parts.folder.checkpoint(history.step):
+    if history.step and history.checkpoint != parts.folder.checkpoint(history.step):
         # Told to stop when the last step was on record already, without its weights.
         await parts.store.add_checkpoint(history.step, await _checkpoint(parts, history))
         parts.folder.prune_checkpoints(config.keep_checkpoints)
-
-
-def _evaluation_due(config: TrainConfig, step: int) -> bool:
-    """Between the ends, which are measured anyway."""
-    return config.eval_every > 0 and step % config.eval_every == 0 and step < config.steps
 
 
 async def _step(parts: Parts, history: History, tasks: Iterator[Task]) -> StepRecord:
@@ -114,27 +90,23 @@ async def _step(parts: Parts, history: History, tasks: Iterator[Task]) -> StepRe
         parts.listen(note)
     parts.listen(Progress(phase="learn", step=step, done=0, total=1))
     learned = await asyncio.to_thread(parts.learners.learn, done.credited)
-    consumed = tuple(item.result.rollout.id for item in graded)
-    history.step = step
-    history.drawn += groups_of(consumed)
-    history.rewards.append(metrics.get("reward/mean", math.nan))
-    history.intermediate.append(done.metrics.get("reward/intermediate", 0.0))
     return StepRecord(
         step=step,
         version=parts.learners.version,
         versions=parts.learners.versions,
-        consumed=consumed,
+        consumed=tuple(item.result.rollout.id for item in graded),
         metrics=metrics | done.metrics | learned | {"time/step_s": watch.seconds},
     )
 
 
 async def _commit(parts: Parts, history: History, record: StepRecord) -> None:
-    """Checkpoint if due, then record the step and what it consumed."""
+    """Checkpoint if due, then record the step and what it consumed. With the record in the store
+    the step is done, whatever comes after."""
     config, step, metrics = parts.config, record.step, record.metrics
     if step % config.checkpoint_every == 0 or step == config.steps or parts.stop.is_set():
         record = structs.replace(record, checkpoint=await _checkpoint(parts, history))
     await parts.store.commit_step(structs.replace(record, finished=time.time()))
-    parts.folder.append_metrics({"step": step, "seconds": history.seconds, **metrics})
+    parts.folder.append_metrics(step_line(record))
     parts.folder.prune_checkpoints(config.keep_checkpoints)
     eta = (config.steps - step) * history.seconds / step
     parts.listen(StepDone(step=step, metrics=metrics, eta_s=eta))
@@ -149,10 +121,30 @@ async def _checkpoint(parts: Parts, history: History) -> str:
     return str(history.checkpoint.relative_to(parts.folder.path))
 
 
-async def _evaluate(parts: Parts, history: History, *, sampled: bool) -> None:
+def _due(config: TrainConfig, step: int) -> tuple[float, ...]:
+    """Temperatures at which the held-out tasks are measured after a step: greedy, and at both ends
+    as in training, too."""
+    if step in (0, config.steps):
+        return 0.0, config.temperature
+    return (0.0,) if config.eval_every > 0 and step % config.eval_every == 0 else ()
+
+
+def _measured(config: TrainConfig, history: History) -> float:
+    """Seconds of what was measured since the last step's end, where steps follow."""
+    if not 0 < history.step < config.steps:
+        return 0.0
+    return math.fsum(done.seconds for done in history.evals if done.step == history.step)
+
+
+async def _evaluate(parts: Parts, history: History) -> None:
+    """Measure what is due after the last step.
+
+    What an earlier process has measured comes from the store again, without any agent at work, and
+    is not counted twice.
+    """
     if not parts.val_tasks:
         return
-    for temperature in (0.0, parts.config.temperature) if sampled else (0.0,):
+    for temperature in _due(parts.config, history.step):
         done, graded = await measure(
             parts.collector,
             parts.config,
@@ -164,8 +156,9 @@ async def _evaluate(parts: Parts, history: History, *, sampled: bool) -> None:
             refuse_hopeless(graded)
         if temperature == 0:
             history.last_eval = graded
-        history.evals.append(done)
-        parts.folder.append_metrics({"eval": done.mode, **structs.asdict(done)})
+        if not history.has(done):
+            history.evals.append(done)
+            parts.folder.append_metrics(eval_line(done))
 
 
 def _save(parts: Parts, step: int) -> Path:
