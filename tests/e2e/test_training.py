@@ -63,12 +63,7 @@ def results(out: Path, names: list[str]) -> list[RolloutResult]:
 
 def curve(out: Path) -> list[dict[str, float]]:
     """Metrics of every step, without those of the clock."""
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {key: value for key, value in line.items() if not any(word in key for word in TIMED)}
-        for line in lines
-        if "eval" not in line
-    ]
+    return [line for line in record(out) if "eval" not in line]
 
 
 def step_names(step: int, tasks: int, group: int) -> list[str]:
@@ -228,6 +223,45 @@ def test_a_run_killed_between_checkpoints_repeats_only_what_was_lost(calc, tmp_p
     assert retried[:2] == [0, 0]
     for step, undisturbed in zip(curve(killed), curve(whole), strict=True):
         assert step | {"collect/retries": 0} == undisturbed
+
+
+DIES = """
+import os, signal, sys
+from fulmen.launch.train import train
+from fulmen.schema.config import make_config
+from fulmen.schema.training import TrainConfig
+from fulmen.trainer.events import EvalDone, StepDone
+
+def listen(event):
+    if isinstance(event, {event}) and event.step == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+train(make_config(TrainConfig, {values}), listen=listen)
+"""
+
+
+@pytest.mark.parametrize("event", ["StepDone", "EvalDone"])
+def test_a_run_killed_around_an_evaluation_has_every_line_of_its_record_once(calc, tmp_path, event):
+    """After the step was recorded and before it is measured, or after that and before it is noted."""
+    measured = {"steps": 3, "eval_every": 1, "checkpoint_every": 2, "val": f"{calc}/few.jsonl"}
+    few = (calc / "val.jsonl").read_text().splitlines(keepends=True)[:3]
+    (calc / "few.jsonl").write_text("".join(few))
+    run(settings(calc, tmp_path / "whole", **measured))
+    killed = settings(calc, tmp_path / "killed", **measured)
+    values = killed.model_dump(exclude_unset=True)
+    code = DIES.format(event=event, values=values)
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+    run(settings(calc, tmp_path / "killed", if_exists="resume", **measured))
+    assert record(tmp_path / "killed") == record(tmp_path / "whole")
+
+
+def record(out: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without what the clock says."""
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {key: value for key, value in line.items() if not any(word in key for word in TIMED)}
+        for line in lines
+    ]
 
 
 def flags(config: TrainConfig) -> list[str]:

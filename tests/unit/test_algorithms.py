@@ -7,6 +7,7 @@ import torch
 from msgspec import structs
 
 from bandits import GOOD, PROMPT, Bandit, Training, config, tiny_policy
+from fulmen.launch.learning import _optimiser as optimiser_of
 from fulmen.launch.objective import make_objective
 from fulmen.learner.terms import PolicyLoss, Terms
 from fulmen.schema.errors import ConfigError
@@ -40,6 +41,11 @@ def test_a_correction_needs_the_learners_own_probabilities():
     with pytest.raises(ConfigError, match="set old_logprobs to 'learner'"):
         config(correction="truncate")
     config(correction="truncate", old_logprobs="learner")
+
+
+def test_warm_up_and_schedule_count_every_update_of_a_step():
+    made = optimiser_of(config(steps=10, warmup_steps=3, updates_per_step=4, schedule="linear"))
+    assert (made.warmup_steps, made.total_steps) == (12, 40)
 
 
 def test_a_loss_of_the_users_own_is_used(tmp_path: Path):

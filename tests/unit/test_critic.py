@@ -249,6 +249,24 @@ def test_saving_and_loading_goes_on_exactly_where_it_was(kind, dtype, tmp_path):
     assert learner.values(calls) == twin.values(calls)
 
 
+def test_the_head_of_a_shared_critic_has_a_rate_of_its_own():
+    """The first step of Adam is as long as the rate, for all but the smallest gradients."""
+    policy = tiny_model()
+    before, critic = parameters_of(policy), SharedCritic(policy, faster=20.0)
+    learner = Learner(
+        policy,
+        objective=Objective(),
+        optimiser=OptimiserConfig(learning_rate=1e-3),
+        updating=lambda _: nullcontext(),
+        critic=critic,
+    )
+    assert learner.learn(BRANCHES)["learn/learning_rate"] == 1e-3
+    pairs = zip(before, policy.parameters(), strict=True)
+    moved = max((new.detach() - old).abs().max().item() for old, new in pairs)
+    assert moved == pytest.approx(1e-3, rel=0.01)
+    assert critic.head.linear.weight.abs().max().item() == pytest.approx(0.02, rel=0.01)
+
+
 def test_calls_credited_without_a_critic_are_refused():
     learner, _, _ = make("own", tiny_model())
     with pytest.raises(DataError, match="call r-2-3 has 1 tokens and 0 returns for the critic"):
@@ -279,8 +297,11 @@ def test_the_settings_give_the_critic_they_ask_for(calc):
 
     policy = load_model(calc / "base")
     assert critic() is None
-    assert isinstance(critic(algorithm="ppo", critic="shared"), SharedCritic)
-    for changes, rate in (({}, 0.5), ({"critic_learning_rate": 0.25}, 0.25)):
+    for changes, times in (({}, 10.0), ({"critic_learning_rate": 0.25}, 0.5)):
+        shared = critic(algorithm="ppo", critic="shared", **changes)
+        assert isinstance(shared, SharedCritic)
+        assert shared.faster == times
+    for changes, rate in (({}, 5.0), ({"critic_learning_rate": 0.25}, 0.25)):
         own = critic(algorithm="ppo", **changes)
         assert isinstance(own, OwnCritic)
         assert own.optimiser.config == OptimiserConfig(learning_rate=rate, warmup_steps=7)

@@ -138,3 +138,26 @@ def test_an_optimiser_that_is_gone_takes_no_gradients():
 def test_the_linear_schedule_never_rises_after_warm_up(step):
     config = OptimiserConfig(1.0, warmup_steps=5, schedule="linear", total_steps=20)
     assert config.rate(step + 5) >= config.rate(step + 6) >= 0.05
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 5, 19])
+def test_the_linear_schedule_falls_from_the_full_rate_after_warm_up_to_a_twentieth(warmup):
+    config = OptimiserConfig(2.0, warmup_steps=warmup, schedule="linear", total_steps=20)
+    rates = [config.rate(step) for step in range(20)]
+    peak = max(warmup - 1, 0)
+    assert max(rates) == rates[peak] == 2.0
+    assert rates[-1] == pytest.approx(0.1)
+    falls = [before - after for before, after in zip(rates[peak:], rates[peak + 1 :], strict=False)]
+    assert falls == pytest.approx([1.9 / (19 - peak)] * (19 - peak))
+
+
+def test_parameters_of_some_names_learn_faster():
+    """The first step of Adam is as long as the rate, whatever the gradient."""
+    module = nn.ModuleDict(
+        {"policy": weight(1.0, torch.float32), "head": weight(1.0, torch.float32)}
+    )
+    optimiser = Optimiser(module, OptimiserConfig(1e-3, warmup_steps=2, faster=(("head.", 10.0),)))
+    sum(one(torch.ones(1, 1)).sum() for one in module.values()).backward()
+    assert optimiser.step() == 5e-4
+    moved = [1.0 - one.get_parameter("weight").item() for one in module.values()]
+    assert moved == pytest.approx([5e-4, 5e-3], rel=1e-3)

@@ -31,7 +31,10 @@ def make_critic(
                 hint="take --critic own",
             )
         return SharedCritic(
-            policy.model, coefficient=config.value_coefficient, clip=config.value_clip
+            policy.model,
+            coefficient=config.value_coefficient,
+            clip=config.value_clip,
+            faster=_rate(config) / config.learning_rate,
         )
     loaded = load_policy(config.critic_model or base, config)
     if loaded.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
@@ -39,10 +42,15 @@ def make_critic(
             f"critic_model {config.critic_model!r} has another vocabulary than the policy",
             hint="take a model of the same family, or leave it out",
         )
-    rate = config.critic_learning_rate or config.learning_rate
     return OwnCritic(
         loaded.model,
-        optimiser=replace(optimiser, learning_rate=rate),
+        optimiser=replace(optimiser, learning_rate=_rate(config)),
         clip=config.value_clip,
         max_tokens=config.micro_batch_tokens,
     )
+
+
+def _rate(config: TrainConfig) -> float:
+    """A critic learns a number from the beginning, where the policy changes what it can already:
+    usual are 1e-5 and 1e-6."""
+    return config.critic_learning_rate or 10 * config.learning_rate

@@ -202,7 +202,7 @@ def _arguments(config: TrainConfig) -> dict[str, Any]:
 def _optimiser(config: TrainConfig) -> OptimiserConfig:
     return OptimiserConfig(
         learning_rate=config.learning_rate,
-        warmup_steps=config.warmup_steps,
+        warmup_steps=config.warmup_steps * config.updates_per_step,
         schedule=config.schedule,
         total_steps=config.steps * config.updates_per_step,
         max_grad_norm=config.max_grad_norm,

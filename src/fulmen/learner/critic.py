@@ -53,10 +53,17 @@ class SharedCritic:
     """A value head on the policy's own hidden states; the policy's optimiser steps it."""
 
     def __init__(
-        self, policy: PreTrainedModel, *, coefficient: float = 0.1, clip: float | None = 0.2
+        self,
+        policy: PreTrainedModel,
+        *,
+        coefficient: float = 0.1,
+        clip: float | None = 0.2,
+        faster: float = 10.0,
     ) -> None:
-        """`coefficient`: of the value loss beside the policy's; `clip`: see `value_loss`."""
+        """`coefficient`: of the value loss beside the policy's; `clip`: see `value_loss`; `faster`:
+        what the policy's learning rate is multiplied with for the head."""
         self.head = ValueHead(policy)
+        self.faster = faster
         self._coefficient, self._clip = coefficient, clip
 
     def loss(self, values: Tensor, batch: MicroBatch, before: CallNumbers, tally: Tally) -> Tensor:

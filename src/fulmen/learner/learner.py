@@ -9,6 +9,7 @@ publishing is a version number and costs no copy; weights spread over several pr
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -80,6 +81,8 @@ class Learner:
         self.layout, self.why = self.weights.layout()
         self._critic = critic
         self._shared = critic if isinstance(critic, SharedCritic) else None
+        if self._shared is not None:
+            optimiser = replace(optimiser, faster=(("value_head.", self._shared.faster),))
         self._optimiser = Optimiser(_trained(self.weights, self._shared), optimiser)
         self._updating = updating
         self._grammars = grammars

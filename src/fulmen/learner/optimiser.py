@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,15 @@ class OptimiserConfig:
 
     learning_rate: float
     warmup_steps: int = 0
+    """Optimiser steps; the last of them is the first at the full rate."""
     schedule: Literal["constant", "linear"] = "constant"
     total_steps: int = 1
-    """Where the linear schedule ends, optimiser steps."""
+    """Where the linear schedule ends, optimiser steps: the last of them has 5 % of the rate."""
     max_grad_norm: float = 1.0
     weight_decay: float = 0.0
     beta2: float = 0.95
+    faster: tuple[tuple[str, float], ...] = ()
+    """Beginnings of parameters' names, and what the rate of those parameters is multiplied with."""
     offload: bool = False
     """Masters, moments and gradients live in the CPU's memory, and the step is made there."""
 
@@ -32,13 +35,14 @@ class OptimiserConfig:
 
         >>> config = OptimiserConfig(1.0, warmup_steps=2, schedule="linear", total_steps=10)
         >>> [round(config.rate(step), 3) for step in (0, 1, 5, 9, 50)]
-        [0.5, 1.0, 0.525, 0.145, 0.05]
+        [0.5, 1.0, 0.525, 0.05, 0.05]
         """
-        if step < self.warmup_steps:
+        peak, last = max(self.warmup_steps, 1) - 1, self.total_steps - 1
+        if step < peak:
             return self.learning_rate * (step + 1) / self.warmup_steps
         if self.schedule == "constant":
             return self.learning_rate
-        return self.learning_rate * max(0.05, 1 - 0.95 * step / max(1, self.total_steps))
+        return self.learning_rate * max(0.05, 1 - 0.95 * (step - peak) / max(1, last - peak))
 
 
 def worth_a_step(grad_norm: float) -> bool:
@@ -85,7 +89,7 @@ class Optimiser:
             handle = live.register_post_accumulate_grad_hook(partial(_take_gradient, master))
             weakref.finalize(self, handle.remove)
         self._adam = torch.optim.AdamW(
-            self._masters,
+            self._groups(),
             lr=config.learning_rate,
             betas=(0.9, config.beta2),
             weight_decay=config.weight_decay,
@@ -101,7 +105,7 @@ class Optimiser:
         """Change the weights by the gradients, clear these, and return the learning rate used."""
         rate = self.config.rate(self.steps_done)
         for group in self._adam.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["times"]
         self._adam.step()
         for live, master in self._copied:
             live.data.copy_(master.data)
@@ -128,6 +132,14 @@ class Optimiser:
             if live is not master:
                 found[f"weight.{name}"] = master.detach()
         return found
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """Masters by what their rate is multiplied with, as AdamW takes them."""
+        found: dict[float, list[nn.Parameter]] = {}
+        for name, master in zip(self._names, self._masters, strict=True):
+            times = (own for begin, own in self.config.faster if name.startswith(begin))
+            found.setdefault(next(times, 1.0), []).append(master)
+        return [{"params": masters, "times": times} for times, masters in found.items()]
 
     def _master(self, parameter: nn.Parameter) -> nn.Parameter:
         if parameter.dtype == torch.float32 and not self.config.offload:
