@@ -242,10 +242,10 @@ train(make_config(TrainConfig, {values}), listen=listen)
 
 @pytest.mark.parametrize("event", ["StepDone", "EvalDone"])
 def test_a_run_killed_around_an_evaluation_has_every_line_of_its_record_once(calc, tmp_path, event):
-    """After the step was recorded and before it is measured, or after that and before it is noted."""
-    measured = {"steps": 3, "eval_every": 1, "checkpoint_every": 2, "val": f"{calc}/few.jsonl"}
+    """When the step is on record and not measured yet, or measured and that not noted yet."""
     few = (calc / "val.jsonl").read_text().splitlines(keepends=True)[:3]
-    (calc / "few.jsonl").write_text("".join(few))
+    (tmp_path / "few.jsonl").write_text("".join(few))
+    measured = {"val": f"{tmp_path}/few.jsonl", "eval_every": 1, "checkpoint_every": 2, "steps": 3}
     run(settings(calc, tmp_path / "whole", **measured))
     killed = settings(calc, tmp_path / "killed", **measured)
     values = killed.model_dump(exclude_unset=True)
