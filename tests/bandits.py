@@ -11,8 +11,9 @@ from fulmen.learner.critic import Critic, OwnCritic, SharedCritic
 from fulmen.learner.learner import Learner
 from fulmen.learner.optimiser import OptimiserConfig
 from fulmen.schema.config import make_config
+from fulmen.schema.fitting import CRITIC_ADVANTAGES
 from fulmen.schema.records import Trajectory, Transition
-from fulmen.schema.training import CRITIC_ADVANTAGES, TrainConfig
+from fulmen.schema.training import TrainConfig
 from fulmen.trainer.crediting import credit_trajectories
 from fulmen.trainer.learners import Learners, Trained
 from fulmen.trainer.weights import UNWEIGHTED
@@ -92,7 +93,8 @@ class Bandit:
         return [self._rollout(number, version) for number in range(32)]
 
     def _rollout(self, number: int, version: int) -> Trajectory:
-        answer, logprobs = (), ()
+        answer: tuple[int, ...] = ()
+        logprobs: tuple[float, ...] = ()
         for _ in range(2):
             chance = self.chance(*answer)
             token = int(torch.multinomial(chance, 1, generator=self.generator))

@@ -21,8 +21,9 @@ from fulmen.trainer.crediting import Crediting, Scorers
 from fulmen.trainer.events import Event, StepDone
 from fulmen.trainer.folder import open_folder
 from fulmen.trainer.grading import AgentErrors
+from fulmen.trainer.history import History
 from fulmen.trainer.learners import Learners, Trained
-from fulmen.trainer.loop import History, Parts, run_steps
+from fulmen.trainer.loop import Parts, run_steps
 from fulmen.trainer.tasks import task_order
 
 TASKS = [Task(id=f"t{n}", input=n) for n in range(7)]

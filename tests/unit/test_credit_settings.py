@@ -12,8 +12,9 @@ from fulmen.launch.api import _plain
 from fulmen.launch.crediting import make_crediting
 from fulmen.schema.config import make_config
 from fulmen.schema.errors import AgentError, ConfigError, DataError, GraderError
+from fulmen.schema.fitting import CRITIC_ADVANTAGES
 from fulmen.schema.records import Task, Transition
-from fulmen.schema.training import ADVANTAGES, CRITIC_ADVANTAGES, TrainConfig
+from fulmen.schema.training import ADVANTAGES, TrainConfig
 from fulmen.trainer.crediting import Crediting, Scorers, TokenScorer, credit_step
 from fulmen.trainer.grading import Graded
 from fulmen.trainer.weights import UNWEIGHTED

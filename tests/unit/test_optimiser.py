@@ -157,7 +157,7 @@ def test_parameters_of_some_names_learn_faster():
         {"policy": weight(1.0, torch.float32), "head": weight(1.0, torch.float32)}
     )
     optimiser = Optimiser(module, OptimiserConfig(1e-3, warmup_steps=2, faster=(("head.", 10.0),)))
-    sum(one(torch.ones(1, 1)).sum() for one in module.values()).backward()
+    torch.cat([one(torch.ones(1, 1)) for one in module.values()]).sum().backward()
     assert optimiser.step() == 5e-4
     moved = [1.0 - one.get_parameter("weight").item() for one in module.values()]
     assert moved == pytest.approx([5e-4, 5e-3], rel=1e-3)

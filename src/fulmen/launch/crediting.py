@@ -27,8 +27,9 @@ from fulmen.credit.whitening import Whitening, as_it_is, over_batch, over_kinds
 from fulmen.launch.air import load_predicates
 from fulmen.runner.agents import load_function
 from fulmen.schema.errors import ConfigError, GraderError
+from fulmen.schema.fitting import CRITIC_ADVANTAGES
 from fulmen.schema.records import Call
-from fulmen.schema.training import CRITIC_ADVANTAGES, TrainConfig
+from fulmen.schema.training import TrainConfig
 from fulmen.trainer.crediting import Crediting, Scorers
 from fulmen.trainer.learners import Learners
 from fulmen.trainer.weights import Weights

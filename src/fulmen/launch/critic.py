@@ -8,7 +8,8 @@ from fulmen.launch.policy import load_policy
 from fulmen.learner.critic import Critic, OwnCritic, SharedCritic
 from fulmen.learner.optimiser import OptimiserConfig
 from fulmen.schema.errors import ConfigError
-from fulmen.schema.training import CRITIC_ADVANTAGES, TrainConfig
+from fulmen.schema.fitting import CRITIC_ADVANTAGES
+from fulmen.schema.training import TrainConfig
 
 
 def make_critic(
