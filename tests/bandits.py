@@ -93,13 +93,13 @@ class Bandit:
         return [self._rollout(number, version) for number in range(32)]
 
     def _rollout(self, number: int, version: int) -> Trajectory:
-        answer: tuple[int, ...] = ()
-        logprobs: tuple[float, ...] = ()
+        answer: list[int] = []
+        logprobs: list[float] = []
         for _ in range(2):
             chance = self.chance(*answer)
-            token = int(torch.multinomial(chance, 1, generator=self.generator))
-            answer, logprobs = (*answer, token), (*logprobs, float(chance[token].log()))
-        transition = call(number, PROMPT, answer, logprobs, version=version)
+            answer.append(int(torch.multinomial(chance, 1, generator=self.generator)))
+            logprobs.append(float(chance[answer[-1]].log()))
+        transition = call(number, PROMPT, tuple(answer), tuple(logprobs), version=version)
         return Trajectory(
             rollout_id=str(number),
             group=str(number // 8),
