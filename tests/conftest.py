@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from databases import Postgres
 from rag import RAG
 
 # How long an example takes says something of the machine's other work, not of the code.
@@ -63,6 +64,14 @@ def scripts() -> Iterator[None]:
     """The scripts that all examples share can be imported by name."""
     with modules_of(ROOT / "examples"):
         yield
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A real PostgreSQL server. Without its programs the tests that use it fail."""
+    server = Postgres()
+    yield server
+    server.remove()
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from fulmen.schema.config import make_config
 from fulmen.schema.records import Call, Credited, Outcome, StepRecord, Task, VersionSpan
 from fulmen.schema.training import TrainConfig
 from fulmen.store.open import open_store
-from fulmen.store.sqlite import SqliteStore
+from fulmen.store.sql import SqlStore
 from fulmen.trainer.collect import Collector, Judge
 from fulmen.trainer.crediting import Crediting, Scorers
 from fulmen.trainer.events import Event, StepDone
@@ -59,7 +59,7 @@ def settings(**changes: Any) -> TrainConfig:
 class AgentPool:
     """Agents that make one call each; the calls and ends are recorded as those of a real pool."""
 
-    def __init__(self, store: SqliteStore) -> None:
+    def __init__(self, store: SqlStore) -> None:
         self.counters, self._store = Counters(), store
 
     async def broken(self) -> None:
@@ -105,7 +105,7 @@ class NotingLearner:
 @contextlib.asynccontextmanager
 async def collecting(
     folder: Path, grader: Callable[..., Any], events: list[Event]
-) -> AsyncIterator[tuple[SqliteStore, Collector]]:
+) -> AsyncIterator[tuple[SqlStore, Collector]]:
     store = open_store(folder / "run.db")
     pool = AgentPool(store)
     working = asyncio.create_task(pool.work())

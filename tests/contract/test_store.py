@@ -29,7 +29,7 @@ from fulmen.schema.records import (
     VersionSpan,
 )
 from fulmen.store.open import open_store
-from fulmen.store.sqlite import SqliteStore
+from fulmen.store.sql import SqlStore
 from fulmen.store.writer import CAPACITY
 
 DONE = Outcome(output="42")
@@ -39,9 +39,21 @@ WAIT_S = 30.0
 """Longer than any of these tests takes: what waits so long was not woken."""
 
 
-@pytest.fixture(params=["memory", "file"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SqliteStore]:
-    opened = open_store(":memory:" if request.param == "memory" else tmp_path / "run.db")
+@pytest.fixture(params=["sqlite", "postgresql"])
+def place(request: pytest.FixtureRequest, path: Path) -> str:
+    """Where a store may be that outlives the process."""
+    if request.param == "sqlite":
+        return str(path)
+    return request.getfixturevalue("postgres").url()
+
+
+@pytest.fixture(params=["memory", "file", "postgresql"])
+async def store(request: pytest.FixtureRequest, path: Path) -> AsyncIterator[SqlStore]:
+    if request.param == "postgresql":
+        where = request.getfixturevalue("postgres").url()
+    else:
+        where = ":memory:" if request.param == "memory" else str(path)
+    opened = open_store(where)
     yield opened
     await opened.close()
 
@@ -78,19 +90,19 @@ def step_record(step: int, *consumed: str) -> StepRecord:
     return StepRecord(step=step, version=step, consumed=consumed, metrics={"loss": 0.5})
 
 
-async def claimed(store: SqliteStore, *names: str, lease_s: float = 60.0) -> list[Lease]:
+async def claimed(store: SqlStore, *names: str, lease_s: float = 60.0) -> list[Lease]:
     await store.enqueue([rollout(name) for name in names])
     return await store.claim("w1", limit=len(names), lease_s=lease_s)
 
 
-async def finished(store: SqliteStore, *names: str) -> list[Lease]:
+async def finished(store: SqlStore, *names: str) -> list[Lease]:
     leases = await claimed(store, *names)
     for lease in leases:
         await store.finish(lease, DONE)
     return leases
 
 
-async def reached(store: SqliteStore) -> None:
+async def reached(store: SqlStore) -> None:
     """Return when all that was started before has reached the store's writer."""
     await asyncio.sleep(0)
     await store.heartbeat([])
@@ -99,7 +111,7 @@ async def reached(store: SqliteStore) -> None:
 class Hold:
     """Stops the store's writer at every end of an attempt, after the commit."""
 
-    def __init__(self, store: SqliteStore) -> None:
+    def __init__(self, store: SqlStore) -> None:
         self._arrived, self._free = threading.Semaphore(0), threading.Semaphore(0)
         store.on_attempt_end(self._stop)
 
@@ -833,7 +845,8 @@ def full_disk(path: Path) -> Iterator[Callable[[], None]]:
 
     def free() -> None:
         for connection in connections:
-            connection.execute("PRAGMA max_page_count = 1000000")
+            with contextlib.suppress(sqlite3.ProgrammingError):  # closed
+                connection.execute("PRAGMA max_page_count = 1000000")
 
     asyncio.run(open_store(path).close())
     event.listen(Engine, "connect", fill)

@@ -20,7 +20,7 @@ from fulmen.schema.records import Rollout, RolloutResult, Task
 from fulmen.server.app import make_app
 from fulmen.server.http import Listening
 from fulmen.store.open import open_store
-from fulmen.store.sqlite import SqliteStore
+from fulmen.store.sql import SqlStore
 
 AGENTS = Path(__file__).resolve().parent / "agents"
 
@@ -46,7 +46,7 @@ class Slow(ScriptedEngine):
 class Rig:
     """Everything that rollouts need, at work."""
 
-    store: SqliteStore
+    store: SqlStore
     pool: Pool
     engine: Slow
 

@@ -21,7 +21,7 @@ from fulmen.server.app import make_app
 from fulmen.server.http import Listening
 from fulmen.server.traces import traces_routes
 from fulmen.store.open import open_store
-from fulmen.store.sqlite import SqliteStore
+from fulmen.store.sql import SqlStore
 from fulmen.tracing.export import OtlpExporter, read_headers
 from fulmen.trainer.collect import Collector, Judge
 from fulmen.trainer.events import Listener, Note
@@ -75,7 +75,7 @@ def read_inputs(
 class Rig:
     """A running system."""
 
-    store: SqliteStore
+    store: SqlStore
     collector: Collector
     url: str
     """Base URL that agents are given."""

@@ -1,7 +1,8 @@
 """What each writing method of the store does to its tables, as functions of a connection.
 
 Portable SQL only, so that any database can hold a store. They run in the writer's transaction, one
-after another: nothing changes between what one of them reads and what it writes.
+after another, and hold the rollouts that they decide on (in SQLite only one process writes anyway):
+nothing changes between what one of them reads and what it writes.
 """
 
 import time
@@ -20,15 +21,16 @@ from sqlalchemy import (
     select,
     update,
 )
+from sqlalchemy.dialects import postgresql, sqlite
 
 from fulmen.schema.errors import LeaseLost, StoreError
 from fulmen.schema.keys import KeyClaims, mint_key
 from fulmen.schema.records import FailureKind, Lease, Outcome, Reward, Rollout, StepRecord
 from fulmen.store import rows, tables
 from fulmen.store.base import FINISHED, Status
+from fulmen.store.database import Change
 from fulmen.store.lifecycle import OPEN, is_current, status_after
 from fulmen.store.reads import CANCELLED, State, parts, states
-from fulmen.store.writer import Change
 
 _KEY_MARGIN_S = 60.0
 """A rollout key outlives the deadline of its attempt by this: what stops the agent has its own
@@ -68,9 +70,8 @@ def enqueue(connection: Connection, new: Mapping[str, rows.Row]) -> Change[int]:
     for row in wanted:
         begun = before.get(str(row["id"]), 0)
         row |= {"status": "queued", "attempt": begun, "attempts_before": begun}
-    if wanted:
-        connection.execute(insert(tables.rollouts), wanted)
-    return Change(len(wanted), queued=len(wanted))
+    added = _insert_new(connection, tables.rollouts, wanted)
+    return Change(added, queued=added)
 
 
 def take(
@@ -79,8 +80,13 @@ def take(
     """Begin an attempt of each of the oldest queued rollouts."""
     c, now = tables.rollouts.c, time.time()
     query = select(c.attempt, c.record).where(c.status == "queued").order_by(c.position)
+    query = query.limit(limit)
+    found = connection.execute(query.with_for_update(key_share=True, skip_locked=True)).all()
+    if not found:
+        # What others hold just now may stay in the queue after all, and nobody would tell.
+        found = connection.execute(query.with_for_update(key_share=True)).all()
     leases = []
-    for latest, text in connection.execute(query.limit(limit)):
+    for latest, text in found:
         rollout, attempt = rows.from_text(Rollout, text), latest + 1
         lease = Lease(
             rollout=rollout,
@@ -139,7 +145,8 @@ def expire(connection: Connection, now: float) -> Change[list[str]]:
     """End the attempts whose lease is over; returns the ids of their rollouts."""
     c = tables.rollouts.c
     over = and_(c.status == "running", c.lease_expires < now)
-    ids = list(connection.scalars(select(c.id).where(over).order_by(c.position)))
+    query = select(c.id).where(over).order_by(c.position)
+    ids = list(connection.scalars(query.with_for_update(key_share=True)))
     found = states(connection, ids)
     ended = _end(connection, [(found[name], _LEASE_OVER.failure) for name in ids], _LEASE_OVER)
     return Change(ids, queued=ended.queued, finished=ended.finished, ended=ended.ended)
@@ -161,7 +168,9 @@ def finish(
 
 def cancel(connection: Connection, rollout_ids: Iterable[str]) -> Change[int]:
     """End those that are not finished; returns how many."""
-    wanted = [row for row in states(connection, rollout_ids).values() if row.status in OPEN]
+    wanted = [
+        row for row in states(connection, rollout_ids, hold=True).values() if row.status in OPEN
+    ]
     ended = _end(connection, [(row, CANCELLED.failure) for row in wanted], CANCELLED)
     return Change(len(wanted), finished=ended.finished, ended=ended.ended)
 
@@ -200,7 +209,7 @@ def keep(
     connection: Connection, new: Sequence[rows.Row], *, table: Table, counter: str
 ) -> Change[None]:
     """Keep calls or spans of current attempts; those of others are counted."""
-    found = states(connection, (str(row["rollout_id"]) for row in new))
+    found = states(connection, (str(row["rollout_id"]) for row in new), hold=True)
     running = {(name, row.attempt) for name, row in found.items() if row.status == "running"}
     kept = [row for row in new if (row["rollout_id"], row["attempt"]) in running]
     _replace(connection, table, kept)
@@ -227,7 +236,7 @@ def add_rewards(connection: Connection, rewards: Sequence[Reward]) -> Change[Non
         StoreError: there is no such attempt; nothing is written.
         LeaseLost: another attempt has begun; nothing is written.
     """
-    found = states(connection, (reward.rollout_id for reward in rewards))
+    found = states(connection, (reward.rollout_id for reward in rewards), hold=True)
     for reward in rewards:
         row = found.get(reward.rollout_id)
         whose = f"rollout {reward.rollout_id}, attempt {reward.attempt}"
@@ -251,7 +260,7 @@ def commit_step(connection: Connection, step: StepRecord, text: str) -> Change[N
         raise StoreError(f"step {step.step} was committed before")
     if len(set(step.consumed)) < len(step.consumed):
         raise StoreError(f"step {step.step} consumes a rollout twice")
-    found = states(connection, step.consumed)
+    found = states(connection, step.consumed, hold=True)
     for name in step.consumed:
         if name not in found or found[name].status not in FINISHED:
             what = found[name].status if name in found else "not in the store"
@@ -270,7 +279,7 @@ def commit_step(connection: Connection, step: StepRecord, text: str) -> Change[N
 def add_checkpoint(connection: Connection, step: int, folder: str) -> Change[None]:
     """Note where the weights of a committed step are. Raises StoreError if it was not committed."""
     c = tables.steps.c
-    text = connection.scalar(select(c.record).where(c.step == step))
+    text = connection.scalar(select(c.record).where(c.step == step).with_for_update())
     if text is None:
         raise StoreError(f"step {step} was never committed")
     record = structs.replace(rows.from_text(StepRecord, text), checkpoint=folder)
@@ -287,7 +296,8 @@ def discard_after(connection: Connection, step: int) -> Change[int]:
     # A rollout asked ahead of time may have been consumed by a step that stays.
     kept = select(c.rollout_id)
     gone = and_(r.step > step, r.id.not_in(kept))
-    found = connection.execute(select(r.id, r.attempt, r.status).where(gone)).all()
+    query = select(r.id, r.attempt, r.status).where(gone).order_by(r.id)
+    found = connection.execute(query.with_for_update()).all()
     fences: list[rows.Row] = [
         {"rollout_id": row.id, "attempt": row.attempt} for row in found if row.attempt
     ]
@@ -303,13 +313,22 @@ def _of(lease: Lease) -> dict[str, Any]:
 
 def _lost(connection: Connection, leases: Sequence[Lease]) -> list[Lease]:
     """Those whose attempt may no longer write."""
-    found = states(connection, (lease.rollout.id for lease in leases))
+    found = states(connection, (lease.rollout.id for lease in leases), hold=True)
     return [
         lease
         for lease in leases
         if (row := found.get(lease.rollout.id)) is None
         or not is_current(row.status, latest=row.attempt, attempt=lease.attempt)
     ]
+
+
+def _insert_new(connection: Connection, table: Table, new: Sequence[rows.Row]) -> int:
+    """Insert rows, but those that another process brought first; returns how many."""
+    if not new:
+        return 0
+    way = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    statement = way(table).on_conflict_do_nothing().execution_options(preserve_rowcount=True)
+    return connection.execute(statement, list(new)).rowcount
 
 
 def _replace(connection: Connection, table: Table, new: Sequence[rows.Row]) -> None:

@@ -1,101 +1,134 @@
 """Open the store of a run, making it if it is not there."""
 
 import secrets
-import sqlite3
+from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import quote
+from typing import TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, event, insert, inspect, select
+from sqlalchemy import Connection, insert, inspect, select
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.pool import QueuePool, StaticPool
 
 from fulmen.schema.errors import StoreError
+from fulmen.schema.place import is_url
 from fulmen.store import tables
-from fulmen.store.sqlite import SqliteStore
+from fulmen.store.database import Database
+from fulmen.store.sql import SqlStore
+from fulmen.store.sqlite import SqliteDatabase
 
-MEMORY = ":memory:"
-
-_BUSY_TIMEOUT_S = 30.0
-"""How long to wait for another process that holds the file, a backup or a viewer."""
-
-_CAUSES = {
-    "SQLITE_FULL": ("no space left on device", "free some space and resume"),
-    "SQLITE_IOERR": ("the disk did not read or write as asked", "check the disk, then resume"),
-    "SQLITE_BUSY": ("another process is writing to it", "stop the other process"),
-    "SQLITE_READONLY": ("it may not be written", "check the permissions of file and folder"),
-    "SQLITE_CANTOPEN": ("it cannot be opened", "make its folder, and check the permissions"),
-    "SQLITE_CORRUPT": ("its contents are damaged", "restore a copy, or start a new run"),
-    "SQLITE_NOTADB": ("it is not a Fulmen store", "give the path of a run.db"),
-}
-"""By the beginning of SQLite's error name: what it means for the user, and what to do."""
+T = TypeVar("T")
 
 
-def open_store(path: Path | str, *, secret: bytes | None = None) -> SqliteStore:
-    """Open or create a SQLite store. Its folder must exist; the file is readable by its owner only.
+def open_store(
+    where: Path | str,
+    *,
+    secret: bytes | None = None,
+    new: bool | None = None,
+    patience_s: float | None = None,
+) -> SqlStore:
+    """Open or create a store; one of an older format is migrated.
 
     Args:
-        path: the file, or ":memory:" for a store that ends with the process.
-        secret: signs the rollout keys; None: one that is made once and kept in the file.
+        where: a file for SQLite (its folder must exist; it is readable by its owner only),
+            ":memory:" for a store that ends with the process, or the URL of a PostgreSQL database:
+            `postgresql://user@host/database?schema=name`.
+        secret: signs the rollout keys; None: one that is made once and kept in the store.
+        new: True: there must be no rollout yet; False: the store must be there; None: either way.
+        patience_s: how long a lost PostgreSQL server is waited for; None: a minute.
 
     Raises:
-        StoreError: the file is no store, is of another version, or cannot be written.
+        StoreError: it is no store, is of another version, cannot be reached, or cannot be written.
     """
-    where = str(path)
+    database = _database(str(where), patience_s)
     try:
-        if where != MEMORY:
-            # It may hold the secret. SQLite gives its -wal and -shm files the same permissions.
-            Path(path).touch(mode=0o600, exist_ok=True)
-        writing = _engine(where, begin="BEGIN IMMEDIATE")
-    except OSError as error:
-        raise StoreError(
-            f"{where}: {error.strerror}", hint="make the folder, and check its permissions"
-        ) from error
-    try:
-        with writing.begin() as connection:
-            secret = _prepare(connection, where, secret)
-    except BaseException as error:
-        writing.dispose()
-        if isinstance(error, DBAPIError):
-            raise explain(error, where) from error
+        secret = _explained(database, lambda: _prepare(database, secret, new))
+        return _explained(database, lambda: SqlStore(database, secret))
+    except BaseException:
+        database.close()
         raise
-    reading = None if where == MEMORY else _engine(where, begin="BEGIN")
-    return SqliteStore(writing, reading, secret, explain=lambda error: explain(error, where))
 
 
-def explain(error: DBAPIError, where: str) -> StoreError:
-    """A database error in the words of the user: which file, what happened, what to do."""
-    name = getattr(error.orig, "sqlite_errorname", "")
-    for beginning, (cause, hint) in _CAUSES.items():
-        if name.startswith(beginning):
-            return StoreError(f"{where}: {cause}", hint=hint)
-    return StoreError(f"{where}: {type(error.orig).__name__}: {error.orig}")
+def _database(where: str, patience_s: float | None) -> Database:
+    if not is_url(where):
+        return SqliteDatabase(where)
+    try:
+        from fulmen.store.postgres import PATIENCE_S, PostgresDatabase
+    except ImportError as error:
+        if not (error.name or "psycopg").startswith("psycopg"):
+            raise
+        raise StoreError(
+            "a store in PostgreSQL needs psycopg", hint='pip install "fulmen[postgres]"'
+        ) from error
+    return PostgresDatabase(where, patience_s=PATIENCE_S if patience_s is None else patience_s)
 
 
-def _prepare(connection: Connection, where: str, secret: bytes | None) -> bytes:
-    """Make the tables of a new store or check those of an old one; returns the secret."""
-    present = set(inspect(connection).get_table_names())
-    if not present:
-        tables.metadata.create_all(connection)
-        connection.execute(
-            insert(tables.meta), {"name": "format", "value": str(tables.FORMAT).encode()}
-        )
-        zeros = [{"name": name, "value": 0} for name in tables.COUNTERS]
-        connection.execute(insert(tables.counters), zeros)
-    elif tables.meta.name not in present:
-        raise StoreError(f"{where}: it is not a Fulmen store", hint="give the path of a run.db")
-    query = select(tables.meta.c.name, tables.meta.c.value)
-    found = {row.name: row.value for row in connection.execute(query)}
-    _check_format(int(found.get("format", b"0")), where)
-    if secret is None:
-        secret = found.get("secret")
-    if secret is None:
-        secret = secrets.token_bytes(32)
-        connection.execute(insert(tables.meta), {"name": "secret", "value": secret})
+def _explained(database: Database, work: Callable[[], T]) -> T:
+    try:
+        return work()
+    except DBAPIError as error:
+        raise database.explain(error) from error
+
+
+def _prepare(database: Database, secret: bytes | None, new: bool | None) -> bytes:
+    """Make the tables of a new store, or check and migrate those of an old one; returns the secret.
+
+    One transaction: it is done wholly or not at all, by one process of several.
+    """
+    with database.preparing(new is not False) as connection:
+        present = set(inspect(connection).get_table_names())
+        if not present:
+            if new is False:
+                raise StoreError(
+                    f"{database.where}: there is no store",
+                    hint="give the place that the run began with",
+                )
+            _make(connection)
+        elif tables.meta.name not in present:
+            raise StoreError(
+                f"{database.where}: it is not a Fulmen store",
+                hint="give the path of a run.db, or the URL of an empty schema",
+            )
+        meta = _meta(connection)
+        _bring_up_to_date(database, connection, int(meta.get("format", b"0")))
+        if new and connection.scalar(select(tables.rollouts.c.id).limit(1)) is not None:
+            raise StoreError(
+                f"{database.where}: it holds a run already",
+                hint="leave the schema out for a new one, or resume that run's folder",
+            )
+        if secret is None:
+            secret = meta.get("secret")
+        if secret is None:
+            secret = secrets.token_bytes(32)
+            connection.execute(insert(tables.meta), {"name": "secret", "value": secret})
+        database.enroll(connection)
     return secret
 
 
-def _check_format(found: int, where: str) -> None:
+def _make(connection: Connection) -> None:
+    """All tables at once, which is what the migrations lead to one by one (tested)."""
+    tables.metadata.create_all(connection)
+    tables.revision.create(connection)
+    head = tables.revision_of(tables.FORMAT)
+    connection.execute(insert(tables.revision), {"version_num": head})
+    connection.execute(
+        insert(tables.meta), {"name": "format", "value": str(tables.FORMAT).encode()}
+    )
+    zeros = [{"name": name, "value": 0} for name in tables.COUNTERS]
+    connection.execute(insert(tables.counters), zeros)
+
+
+def _meta(connection: Connection) -> dict[str, bytes]:
+    query = select(tables.meta.c.name, tables.meta.c.value)
+    return {row.name: row.value for row in connection.execute(query)}
+
+
+def _bring_up_to_date(database: Database, connection: Connection, found: int) -> None:
     if found == tables.FORMAT:
+        return
+    if tables.OLDEST <= found < tables.FORMAT:
+        from fulmen.store.migrate import migrate  # Alembic, which is seldom needed
+
+        database.keep_copy(f"format-{found}")
+        migrate(connection, found)
         return
     age, remedy = (
         ("a newer", "upgrade Fulmen")
@@ -103,41 +136,7 @@ def _check_format(found: int, where: str) -> None:
         else ("an older", "go on with the version that began the run")
     )
     raise StoreError(
-        f"{where}: written by {age} Fulmen (store format {found}, this one reads {tables.FORMAT})",
+        f"{database.where}: written by {age} Fulmen "
+        f"(store format {found}, this one reads {tables.FORMAT})",
         hint=f"{remedy}, or start a new run",
     )
-
-
-def _engine(where: str, *, begin: str) -> Engine:
-    """`begin`: the statement that opens a transaction."""
-
-    def connect() -> sqlite3.Connection:
-        # A URI, so that a path with "?" or "%" means itself, and mode=rw, so that a file deleted
-        # meanwhile is an error instead of an empty store.
-        target = MEMORY if where == MEMORY else f"file:{quote(where)}?mode=rw"
-        connection = sqlite3.connect(
-            target,
-            uri=where != MEMORY,
-            timeout=_BUSY_TIMEOUT_S,
-            check_same_thread=False,
-            # sqlite3's own way of beginning transactions breaks savepoints; `begin` does it.
-            isolation_level=None,
-        )
-        try:
-            connection.execute("PRAGMA journal_mode=WAL")
-            # A commit survives the end of the process; a power cut may take the last ones, never
-            # the file.
-            connection.execute("PRAGMA synchronous=NORMAL")
-            connection.execute("PRAGMA foreign_keys=ON")
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    if where == MEMORY:
-        engine = create_engine("sqlite://", creator=connect, poolclass=StaticPool)
-    else:
-        # As many connections as there are threads that read; the event loops bound those.
-        engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool, max_overflow=-1)
-    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
-    return engine

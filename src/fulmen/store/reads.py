@@ -37,13 +37,22 @@ def parts(items: Sequence[T]) -> Iterator[Sequence[T]]:
     return (items[start : start + _PART] for start in range(0, len(items), _PART))
 
 
-def states(connection: Connection, rollout_ids: Iterable[str]) -> dict[str, State]:
-    """The states, by id, of those rollouts that exist."""
+def states(
+    connection: Connection, rollout_ids: Iterable[str], *, hold: bool = False
+) -> dict[str, State]:
+    """The states, by id, of those rollouts that exist.
+
+    `hold`: they stay as they are until the transaction ends, whatever other processes want.
+    """
     c = tables.rollouts.c
     columns = [c[name] for name in State._fields]
     found: dict[str, State] = {}
     for part in parts(sorted(set(rollout_ids))):
-        for row in connection.execute(select(*columns).where(c.id.in_(part))):
+        query = select(*columns).where(c.id.in_(part))
+        if hold:
+            # In one order, so that two processes that want the same ones do not block each other.
+            query = query.order_by(c.id).with_for_update(key_share=True)
+        for row in connection.execute(query):
             found[row.id] = State._make(row)
     return found
 
@@ -102,13 +111,18 @@ def _of_latest(connection: Connection, table: Table, ids: Collection[str]) -> li
     """The rows of each rollout's latest attempt, in a fixed order."""
     r = tables.rollouts.c
     latest = and_(table.c.rollout_id == r.id, table.c.attempt == r.attempt)
-    query = (
-        select(table)
-        .join_from(table, tables.rollouts, latest)
-        .where(r.id.in_(ids))
-        .order_by(*table.primary_key)
-    )
-    return [dict(row) for row in connection.execute(query).mappings()]
+    query = select(table).join_from(table, tables.rollouts, latest).where(r.id.in_(ids))
+    found = [dict(row) for row in connection.execute(query).mappings()]
+    # Here, because databases order strings each in their own way.
+    keys = [column.name for column in table.primary_key]
+    return sorted(found, key=lambda row: [row[key] for key in keys])
+
+
+def ended_since(connection: Connection, since: float) -> list[tuple[str, int]]:
+    """Rollout id and number of the attempts that ended at this Unix time or later."""
+    c = tables.attempts.c
+    query = select(c.rollout_id, c.attempt).where(c.ended >= since).order_by(c.ended)
+    return [(row.rollout_id, row.attempt) for row in connection.execute(query)]
 
 
 def steps(connection: Connection) -> list[StepRecord]:

@@ -1,229 +1,166 @@
-"""The embedded store: one SQLite file in WAL mode, one thread that writes, readers beside it.
+"""SQLite: one file in WAL mode, embedded in the process that owns the run."""
 
-`fulmen.store.changes` and `fulmen.store.reads` hold the SQL; here is when it runs, and who is told.
-"""
-
-import asyncio
 import contextlib
-import functools
-import time
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from urllib.parse import quote
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import NullPool, QueuePool, StaticPool
 
-from fulmen.schema.errors import LeaseLost, StoreError
-from fulmen.schema.records import (
-    Call,
-    Lease,
-    Outcome,
-    Reward,
-    Rollout,
-    RolloutResult,
-    Span,
-    StepRecord,
-)
-from fulmen.store import changes, reads, rows, tables
-from fulmen.store.base import Status
-from fulmen.store.watch import Watch
-from fulmen.store.writer import Change, Job, Keeping, Writer
+from fulmen.schema.errors import StoreError
+from fulmen.store.database import Change
 
-T = TypeVar("T")
-AttemptEnded = Callable[[str, int], None]
+MEMORY = ":memory:"
 
-_keep_calls = functools.partial(changes.keep, table=tables.calls, counter="refused_calls")
-_keep_spans = functools.partial(changes.keep, table=tables.spans, counter="refused_spans")
+_BUSY_TIMEOUT_S = 30.0
+"""How long to wait for another process that holds the file, a backup or a viewer."""
+
+_CAUSES = {
+    "SQLITE_FULL": ("no space left on device", "free some space and resume"),
+    "SQLITE_IOERR": ("the disk did not read or write as asked", "check the disk, then resume"),
+    "SQLITE_BUSY": ("another process is writing to it", "stop the other process"),
+    "SQLITE_READONLY": ("it may not be written", "check the permissions of file and folder"),
+    "SQLITE_CANTOPEN": ("it cannot be opened", "make its folder, and check the permissions"),
+    "SQLITE_CORRUPT": ("its contents are damaged", "restore a copy, or start a new run"),
+    "SQLITE_NOTADB": ("it is not a Fulmen store", "give the path of a run.db"),
+}
+"""By the beginning of SQLite's error name: what it means for the user, and what to do."""
 
 
-class SqliteStore:
-    """Implements `fulmen.store.base.Store`; made by `fulmen.store.open.open_store`.
+class SqliteDatabase:
+    """A file, or ":memory:". One process writes to it, so nobody else has to be told anything."""
 
-    Any thread and any event loop may use it. Everything it answers is on disk.
-    """
+    patience_s = 0.0
 
-    def __init__(
-        self,
-        writing: Engine,
-        reading: Engine | None,
-        secret: bytes,
-        *,
-        explain: Callable[[DBAPIError], StoreError],
-    ) -> None:
-        """Start writing.
+    def __init__(self, where: str) -> None:
+        """Opens nothing yet."""
+        self.where = where
+        self._writing = _engine(where, begin="BEGIN IMMEDIATE")
+        self._reading = None if where == MEMORY else _engine(where, begin="BEGIN")
 
-        Args:
-            writing: for the writer's thread alone.
-            reading: for all other threads; None: there is one connection, and the writer reads too.
-            secret: signs rollout keys.
-            explain: says in words what a database error means.
-        """
-        self.secret = secret
-        """Signs rollout keys: what the gateway checks them with."""
-        self._reading, self._engines = reading, [e for e in (writing, reading) if e]
-        self._explain = explain
-        self._watch = Watch()
-        self._listeners: list[AttemptEnded] = []
-        self._writer = Writer(
-            writing, announce=self._announce, stopped=self._watch.stop, explain=explain
-        )
-        self._closed = False
+    @property
+    def writing(self) -> Engine:
+        return self._writing
 
-    def on_attempt_end(self, callback: AttemptEnded) -> None:
-        """Have `callback(rollout_id, attempt)` called whenever an attempt may no longer write.
+    @property
+    def reading(self) -> Engine | None:
+        return self._reading
 
-        It is called after the commit and before whoever caused it goes on, in the store's own
-        thread: it must be quick, and hand over to an event loop with `call_soon_threadsafe`.
-        """
-        self._listeners.append(callback)
-
-    async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
-        new: dict[str, rows.Row] = {}
-        for rollout in rollouts:
-            new.setdefault(rollout.id, rows.rollout_row(rollout))
-        return await self._write(lambda db: changes.enqueue(db, new))
-
-    async def claim(
-        self, worker: str, *, limit: int = 1, wait_s: float = 0.0, lease_s: float = 60.0
-    ) -> list[Lease]:
-        if limit < 1:
-            return []
-        job: Job[list[Lease]] = Job(
-            lambda db: changes.take(db, worker, limit, lease_s, self.secret),
-            parks=wait_s > 0,
-            unwanted=self._give_back,
+    @contextlib.contextmanager
+    def preparing(self, make: bool, /) -> Iterator[Connection]:
+        if make and self.where != MEMORY:
+            self._make_file()
+        # A migration that copies a table deletes the old one, and with foreign keys on the rows
+        # that refer to it; SQLite switches them outside of transactions only.
+        memory = self.where == MEMORY
+        engine = (
+            self._writing
+            if memory
+            else _engine(self.where, begin="BEGIN IMMEDIATE", foreign_keys=False)
         )
         try:
-            await self._writer.submit(job)
-            await _done(job, wait_s if wait_s > 0 else None)
-        except asyncio.CancelledError:
-            # Too late to withdraw: the leases are on disk, and nobody will ever see them.
-            if not job.future.cancel() and not job.future.exception():
-                self._give_back(job.future.result())
-            raise
-        return [] if job.future.cancel() else job.future.result()
-
-    async def heartbeat(self, leases: Sequence[Lease], *, lease_s: float = 60.0) -> list[Lease]:
-        return await self._write(lambda db: changes.renew(db, leases, lease_s))
-
-    async def expire_leases(self, *, now: float | None = None) -> list[str]:
-        at = time.time() if now is None else now
-        return await self._write(lambda db: changes.expire(db, at))
-
-    async def record_calls(self, calls: Sequence[Call]) -> None:
-        new = [rows.call_row(call) for call in calls]
-        await self._writer.submit(Job(Keeping(_keep_calls, new), promised=True))
-
-    async def supersede_calls(self, rollout_id: str, attempt: int, ids: Sequence[str]) -> None:
-        work = functools.partial(
-            changes.supersede, rollout_id=rollout_id, attempt=attempt, call_ids=tuple(ids)
-        )
-        await self._writer.submit(Job(work, promised=True))
-
-    async def record_spans(self, spans: Sequence[Span]) -> None:
-        new = [rows.span_row(span) for span in spans]
-        await self._writer.submit(Job(Keeping(_keep_spans, new), promised=True))
-
-    async def finish(self, lease: Lease, outcome: Outcome) -> Status:
-        whose = f"rollout {lease.rollout.id}, attempt {lease.attempt}"
-        text = rows.to_text(outcome, f"the outcome of {whose}")
-        status = await self._write(lambda db: changes.finish(db, lease, outcome.failure, text))
-        if status is None:
-            raise LeaseLost(
-                f"{whose}: no longer the current attempt; its result was refused",
-                hint="its lease ended, it was cancelled, or it was finished before",
-            )
-        return status
-
-    async def cancel(self, rollout_ids: Sequence[str]) -> int:
-        return await self._write(lambda db: changes.cancel(db, rollout_ids))
-
-    async def wait_finished(
-        self, rollout_ids: Sequence[str], *, timeout_s: float | None = None
-    ) -> list[str]:
-        if not rollout_ids:
-            return []
-        # Before looking: what finishes between the look and the wait is not missed.
-        waiter = self._watch.register(rollout_ids)
-        try:
-            finished = await self._read(lambda db: reads.finished_of(db, rollout_ids))
-            if finished or timeout_s == 0:
-                return finished
-            await asyncio.wait_for(asyncio.wrap_future(waiter), timeout_s)
-            return await self._read(lambda db: reads.finished_of(db, rollout_ids))
-        except TimeoutError:
-            return []
+            with engine.begin() as connection:
+                yield connection
         finally:
-            self._watch.forget(rollout_ids, waiter)
+            if not memory:
+                engine.dispose()
 
-    async def results(self, rollout_ids: Sequence[str]) -> list[RolloutResult]:
-        return await self._read(lambda db: reads.results_of(db, rollout_ids))
-
-    async def add_rewards(self, rewards: Sequence[Reward]) -> None:
-        await self._write(lambda db: changes.add_rewards(db, rewards))
-
-    async def commit_step(self, step: StepRecord) -> None:
-        text = rows.to_text(step, f"step {step.step}")
-        await self._write(lambda db: changes.commit_step(db, step, text))
-
-    async def add_checkpoint(self, step: int, folder: str) -> None:
-        await self._write(lambda db: changes.add_checkpoint(db, step, folder))
-
-    async def steps(self) -> list[StepRecord]:
-        return await self._read(reads.steps)
-
-    async def discard_after(self, step: int) -> int:
-        return await self._write(lambda db: changes.discard_after(db, step))
-
-    async def counts(self) -> dict[str, int]:
-        return await self._read(reads.counts)
-
-    async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        lost = await asyncio.to_thread(self._writer.close, StoreError("the store is closed"))
-        for engine in self._engines:
-            engine.dispose()
-        if lost:
-            raise lost
-
-    async def _write(self, work: Callable[[Connection], Change[T]]) -> T:
-        return await self._writer.run(work)
-
-    async def _read(self, look: Callable[[Connection], T]) -> T:
-        self._writer.check()
-        if self._reading is None:
-            return await self._writer.run(lambda db: Change(look(db)))
-        return await asyncio.to_thread(self._look, self._reading, look)
-
-    def _look(self, engine: Engine, look: Callable[[Connection], T]) -> T:
+    def _make_file(self) -> None:
         try:
-            with engine.begin() as connection:  # one snapshot for all its queries
-                return look(connection)
-        except DBAPIError as error:
-            raise self._explain(error) from error
+            # It may hold the secret. SQLite gives its -wal and -shm files the same permissions.
+            Path(self.where).touch(mode=0o600, exist_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"{self.where}: {error.strerror}",
+                hint="make the folder, and check its permissions",
+            ) from error
 
-    def _announce(self, change: Change[Any]) -> None:
-        for rollout_id, attempt in change.ended:
-            for listener in self._listeners:
-                listener(rollout_id, attempt)
-        self._watch.finished(change.finished)
+    def keep_copy(self, name: str) -> None:
+        copy = Path(f"{self.where}.{name}")
+        unfinished = Path(f"{copy}.new")
+        try:
+            os.close(os.open(unfinished, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600))
+            with (
+                contextlib.closing(_connect(self.where)) as source,
+                contextlib.closing(sqlite3.connect(unfinished)) as target,
+            ):
+                source.backup(target)
+            unfinished.replace(copy)
+        except (OSError, sqlite3.Error) as error:
+            unfinished.unlink(missing_ok=True)
+            raise StoreError(
+                f"{self.where}: it could not be copied to {copy} before its migration: {error}",
+                hint="free some space, and check the folder's permissions",
+            ) from error
 
-    def _give_back(self, leases: list[Lease]) -> None:
-        if leases:
-            self._writer.later(Job(lambda db: changes.give_back(db, leases)))
+    def explain(self, error: DBAPIError) -> StoreError:
+        name = getattr(error.orig, "sqlite_errorname", "")
+        for beginning, (cause, hint) in _CAUSES.items():
+            if name.startswith(beginning):
+                return StoreError(f"{self.where}: {cause}", hint=hint)
+        return StoreError(f"{self.where}: {type(error.orig).__name__}: {error.orig}")
+
+    def passes(self, _: DBAPIError, /) -> bool:
+        return False
+
+    def enroll(self, _: Connection, /) -> None:
+        return
+
+    def first_time(self, _: Connection, _batch: int, /) -> bool:
+        return True
+
+    def tell(self, _: Connection, _changes: Iterable[Change[object]], /) -> None:
+        return
+
+    def listen(self, _: Callable[[Change[None]], None], _again: Callable[[float], None], /) -> None:
+        return
+
+    def close(self) -> None:
+        self._writing.dispose()
+        if self._reading:
+            self._reading.dispose()
 
 
-async def _done(job: Job[Any], timeout_s: float | None) -> None:
-    """Wait until the job is done or the time is over; the job goes on either way."""
-    loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+def _connect(where: str, *, foreign_keys: bool = True) -> sqlite3.Connection:
+    # A URI, so that a path with "?" or "%" means itself, and mode=rw, so that a file deleted
+    # meanwhile is an error instead of an empty store.
+    target = MEMORY if where == MEMORY else f"file:{quote(where)}?mode=rw"
+    connection = sqlite3.connect(
+        target,
+        uri=where != MEMORY,
+        timeout=_BUSY_TIMEOUT_S,
+        check_same_thread=False,
+        # sqlite3's own way of beginning transactions breaks savepoints; the engine does it.
+        isolation_level=None,
+    )
+    try:
+        connection.execute("PRAGMA journal_mode=WAL")
+        # A commit survives the end of the process; a power cut may take the last ones, never the
+        # file.
+        connection.execute("PRAGMA synchronous=NORMAL")
+        connection.execute(f"PRAGMA foreign_keys={'ON' if foreign_keys else 'OFF'}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
-    def wake(_: object) -> None:
-        with contextlib.suppress(RuntimeError):  # a closed loop has nobody left to wake
-            loop.call_soon_threadsafe(arrived.set)
 
-    job.future.add_done_callback(wake)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(timeout_s):
-            await arrived.wait()
+def _engine(where: str, *, begin: str, foreign_keys: bool = True) -> Engine:
+    """`begin`: the statement that opens a transaction."""
+
+    def connect() -> sqlite3.Connection:
+        return _connect(where, foreign_keys=foreign_keys)
+
+    if where == MEMORY:
+        engine = create_engine("sqlite://", creator=connect, poolclass=StaticPool)
+    elif not foreign_keys:
+        engine = create_engine("sqlite://", creator=connect, poolclass=NullPool)
+    else:
+        # As many connections as there are threads that read; the event loops bound those.
+        engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool, max_overflow=-1)
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
+    return engine

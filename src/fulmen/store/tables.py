@@ -16,13 +16,17 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    PrimaryKeyConstraint,
     String,
     Table,
     Text,
 )
 
-FORMAT = 3
-"""Version of this schema, kept in `meta`; a store of another version is not opened."""
+FORMAT = 4
+"""Version of this schema, kept in `meta`. An older store is migrated (`fulmen.store.migrations`,
+whose revisions are named by these numbers), a newer one is not opened."""
+OLDEST = 3
+"""The first version that can be migrated."""
 
 metadata = MetaData()
 
@@ -161,4 +165,29 @@ counters = Table(
     Column("name", String, primary_key=True),
     Column("value", BigInteger, nullable=False),
 )
+writers = Table(
+    # How many batches each process has committed, where the answer to a commit can be lost.
+    "writers",
+    metadata,
+    Column("name", String, primary_key=True),
+    Column("batch", BigInteger, nullable=False),
+)
+
+revision = Table(
+    # Alembic's own, which is no part of the schema: which migration the tables are at.
+    "alembic_version",
+    MetaData(),
+    Column("version_num", String(32), nullable=False),
+    PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
+)
+
 COUNTERS = ("refused_calls", "refused_spans", "refused_results")
+
+
+def revision_of(form: int) -> str:
+    """Alembic's name of the migration that leads to a format.
+
+    >>> revision_of(4)
+    '0004'
+    """
+    return f"{form:04}"

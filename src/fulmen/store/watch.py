@@ -41,6 +41,13 @@ class Watch:
         for waiter in woken:
             _wake(waiter, None)
 
+    def look_again(self) -> None:
+        """Wake everyone: nobody knows what has finished."""
+        with self._lock:
+            woken = {w for waiters in self._waiters.values() for w in waiters}
+        for waiter in woken:
+            _wake(waiter, None)
+
     def stop(self, reason: StoreError) -> None:
         """Wake everyone with an error, those who come later as well."""
         with self._lock:

@@ -3,6 +3,10 @@
 A commit costs the same for one change as for a hundred, so the busier the store, the cheaper a
 change. Each change runs in a savepoint of its own: one that is refused undoes only itself.
 
+A transaction that meets a passing trouble (a server restarted, a deadlock) is tried again as a
+whole, for as long as the database's patience lasts. If only the answer to its commit was lost, it
+is not done twice: batches are numbered, and each marks its number in its own transaction.
+
 A change whose caller does not wait for it was promised to be kept. If it cannot be, nothing that
 comes after may pretend that it was: the writer stops, and everyone gets the reason.
 """
@@ -10,17 +14,20 @@ comes after may pretend that it was: the writer stops, and everyone gets the rea
 import asyncio
 import copy
 import logging
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy import Connection
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
 from fulmen.schema.errors import FulmenError, StoreError
+from fulmen.store.database import Change, Database
 from fulmen.store.rows import Row
 
 T = TypeVar("T")
@@ -30,21 +37,9 @@ CAPACITY = 4096
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Change(Generic[T]):
-    """What a piece of work did, announced once it is on disk."""
-
-    value: T
-    """For the caller."""
-    queued: int = 0
-    """Rollouts that can now be claimed."""
-    finished: tuple[str, ...] = ()
-    """Ids of rollouts that reached their end."""
-    ended: tuple[tuple[str, int], ...] = ()
-    """Rollout id and number of each attempt that may no longer write."""
-
-
 Work = Callable[[Connection], Change[T]]
+_SHORTEST_S, _LONGEST_S = 0.05, 2.0
+"""Pauses between tries."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,33 +67,54 @@ class Job(Generic[T]):
     """Called with the value if the caller stopped waiting while it was produced."""
 
 
+Done = tuple[Job[Any], Change[Any] | Exception]
+
+
+def patiently(database: Database, once: Callable[[], T]) -> T:
+    """Do it, again while what goes wrong may pass and the database's patience lasts.
+
+    Raises:
+        DBAPIError: it did not pass.
+    """
+    until, pause = time.monotonic() + database.patience_s, _SHORTEST_S
+    while True:
+        try:
+            return once()
+        except DBAPIError as error:
+            left = until - time.monotonic()
+            if left <= 0 or not database.passes(error):
+                raise
+            _log.warning("%s; trying again for %.0f s", database.explain(error).message, left)
+        time.sleep(min(pause, max(left, 0)))
+        pause = min(2 * pause, _LONGEST_S)
+
+
 class Writer:
     """Runs work in the order given, on a thread of its own."""
 
     def __init__(
         self,
-        engine: Engine,
+        database: Database,
         *,
         announce: Callable[[Change[Any]], None],
         stopped: Callable[[StoreError], None],
-        explain: Callable[[DBAPIError], StoreError],
     ) -> None:
         """Start the thread.
 
         Args:
-            engine: begins the transactions.
+            database: where the transactions run.
             announce: called in the writer's thread after each change has been committed.
             stopped: called once when the writer is closed or stops, with the reason.
-            explain: says in words what a database error means.
         """
-        self._engine, self._announce, self._explain = engine, announce, explain
-        self._stopped = stopped
+        self._database, self._announce, self._stopped = database, announce, stopped
         self._changed = threading.Condition()
         self._waiting: deque[Job[Any]] = deque()
         self._end: StoreError | None = None
-        # Only the thread touches these two.
+        self._wakes_elsewhere: float = 0
+        # Only the thread touches these three.
         self._parked: deque[Job[Any]] = deque()
-        self._wakes = 0
+        self._wakes: float = 0
+        self._batch = 0
         self._thread = threading.Thread(target=self._run, name="fulmen-store", daemon=True)
         self._thread.start()
 
@@ -139,6 +155,12 @@ class Writer:
                 self._waiting.append(job)
                 self._changed.notify_all()
 
+    def wake(self, queued: int | None) -> None:
+        """Another process has queued so many rollouts; None: nobody knows how many."""
+        with self._changed:
+            self._wakes_elsewhere += math.inf if queued is None else queued
+            self._changed.notify_all()
+
     def check(self) -> None:
         """Raise StoreError if the writer is closed or has stopped."""
         if self._end:
@@ -166,35 +188,32 @@ class Writer:
 
     def _next_batch(self) -> list[Job[Any]] | None:
         """All that can be run, claims that were parked first; None when the writer is to end."""
-        self._parked = deque(job for job in self._parked if not job.future.cancelled())
-        # A rollout serves at least one claim: waking more claims than rollouts were queued would
-        # be work for nothing.
-        woken = min(self._wakes, len(self._parked))
-        batch = [self._parked.popleft() for _ in range(woken)]
-        self._wakes = 0
         with self._changed:
-            if not batch:
-                self._changed.wait_for(lambda: self._waiting or self._end)
+            if not (self._wakes and self._parked):
+                self._changed.wait_for(lambda: self._waiting or self._wakes_elsewhere or self._end)
+            self._wakes += self._wakes_elsewhere
+            self._wakes_elsewhere = 0
             arrived = list(self._waiting)
             self._waiting.clear()
             self._changed.notify_all()
+        self._parked = deque(job for job in self._parked if not job.future.cancelled())
+        # A rollout serves at least one claim: waking more claims than rollouts were queued would
+        # be work for nothing.
+        woken = int(min(self._wakes, len(self._parked)))
+        batch = [self._parked.popleft() for _ in range(woken)]
+        self._wakes = 0
         for job in arrived:
             # Others wait already, so there was nothing to claim; it goes behind them.
             (self._parked if job.parks and self._parked else batch).append(job)
-        return batch if batch or arrived else None
+        return None if self._end and not (batch or arrived) else batch
 
     def _commit(self, batch: list[Job[Any]]) -> None:
         wanted = [job for job in batch if not job.future.cancelled()]
         # What a cancelled claim was woken for is for the next in line.
         self._wakes += sum(job.parks for job in batch) - sum(job.parks for job in wanted)
+        self._batch += 1
         try:
-            with self._engine.begin() as connection:
-                done = [
-                    (job, outcome)
-                    for jobs in _together(wanted)
-                    for outcome in [self._attempt(connection, jobs)]
-                    for job in jobs
-                ]
+            done = self._transact(wanted)
         except Exception as error:  # the transaction is undone, and so is every job of the batch
             failure = self._in_words(error)
             if any(job.promised for job in wanted):
@@ -207,15 +226,37 @@ class Writer:
         for job, outcome in done:
             self._settle(job, outcome)
 
+    def _transact(self, wanted: list[Job[Any]]) -> list[Done]:
+        """All jobs in one transaction, begun again while that may help."""
+        done: list[Done] = []
+
+        def once() -> None:
+            nonlocal done
+            with self._database.writing.begin() as connection:
+                if not self._database.first_time(connection, self._batch):
+                    return  # what `done` holds was committed, and the answer was lost
+                done = [
+                    (job, outcome)
+                    for jobs in _together(wanted)
+                    for outcome in [self._attempt(connection, jobs)]
+                    for job in jobs
+                ]
+                changes = [outcome for _, outcome in done if isinstance(outcome, Change)]
+                self._database.tell(connection, changes)
+
+        patiently(self._database, once)
+        return done
+
     def _attempt(self, connection: Connection, jobs: Sequence[Job[Any]]) -> Change[Any] | Exception:
         """Run one job, or several that keep rows, in a savepoint; returns why it is refused."""
         savepoint = connection.begin_nested()
         try:
             change = _work(jobs)(connection)
         except Exception as error:
-            # A failing disk spoils the whole transaction (SQLite may have undone it already),
-            # a violated constraint or a refusal only the job.
-            spoils = isinstance(error, DBAPIError) and not isinstance(error, IntegrityError)
+            # A failing disk spoils the whole transaction (SQLite may have undone it already), a
+            # violated constraint, a value that cannot be kept or a refusal only the job.
+            its_own = isinstance(error, IntegrityError | DataError)
+            spoils = isinstance(error, DBAPIError) and not its_own
             if spoils or jobs[0].promised:
                 raise
             savepoint.rollback()
@@ -255,7 +296,7 @@ class Writer:
 
     def _in_words(self, error: Exception) -> StoreError:
         if isinstance(error, DBAPIError):
-            words = self._explain(error)
+            words = self._database.explain(error)
         elif isinstance(error, StoreError):
             words = error
         else:

@@ -1,0 +1,248 @@
+"""The store over a SQL database: one thread that writes, readers beside it.
+
+`fulmen.store.changes` and `fulmen.store.reads` hold the SQL; here is when it runs, and who is told.
+`fulmen.store.database` is what differs between SQLite and PostgreSQL.
+"""
+
+import asyncio
+import contextlib
+import functools
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+from fulmen.schema.errors import LeaseLost, StoreError
+from fulmen.schema.records import (
+    Call,
+    Lease,
+    Outcome,
+    Reward,
+    Rollout,
+    RolloutResult,
+    Span,
+    StepRecord,
+)
+from fulmen.store import changes, reads, rows, tables
+from fulmen.store.base import Status
+from fulmen.store.database import Change, Database
+from fulmen.store.watch import Watch
+from fulmen.store.writer import Job, Keeping, Writer, patiently
+
+T = TypeVar("T")
+AttemptEnded = Callable[[str, int], None]
+
+_CLOCKS_S = 60.0
+"""How far the clocks of machines that share a store may be apart."""
+
+_keep_calls = functools.partial(changes.keep, table=tables.calls, counter="refused_calls")
+_keep_spans = functools.partial(changes.keep, table=tables.spans, counter="refused_spans")
+
+
+class SqlStore:
+    """Implements `fulmen.store.base.Store`; made by `fulmen.store.open.open_store`.
+
+    Any thread and any event loop may use it. Everything it answers is on disk.
+    """
+
+    def __init__(self, database: Database, secret: bytes) -> None:
+        """Start writing, and listening to other processes; `secret` signs rollout keys.
+
+        Raises:
+            StoreError: the database cannot be listened to.
+        """
+        self.secret = secret
+        """Signs rollout keys: what the gateway checks them with."""
+        self._database = database
+        self._watch = Watch()
+        self._listeners: list[AttemptEnded] = []
+        self._writer = Writer(database, announce=self._announce, stopped=self._watch.stop)
+        self._closed = False
+        try:
+            database.listen(self._heard, self._look_again)
+        except BaseException:
+            self._writer.close(StoreError("the store is closed"))
+            raise
+
+    def on_attempt_end(self, callback: AttemptEnded) -> None:
+        """Have `callback(rollout_id, attempt)` called whenever an attempt may no longer write.
+
+        It is called after the commit, in a thread of the store's: before whoever caused it goes on,
+        if it was caused in this process. It must be quick, and hand over to an event loop with
+        `call_soon_threadsafe`. After a connection was lost it may be called for the same again.
+        """
+        self._listeners.append(callback)
+
+    async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
+        new: dict[str, rows.Row] = {}
+        for rollout in rollouts:
+            new.setdefault(rollout.id, rows.rollout_row(rollout))
+        return await self._write(lambda db: changes.enqueue(db, new))
+
+    async def claim(
+        self, worker: str, *, limit: int = 1, wait_s: float = 0.0, lease_s: float = 60.0
+    ) -> list[Lease]:
+        if limit < 1:
+            return []
+        job: Job[list[Lease]] = Job(
+            lambda db: changes.take(db, worker, limit, lease_s, self.secret),
+            parks=wait_s > 0,
+            unwanted=self._give_back,
+        )
+        try:
+            await self._writer.submit(job)
+            await _done(job, wait_s if wait_s > 0 else None)
+        except asyncio.CancelledError:
+            # Too late to withdraw: the leases are on disk, and nobody will ever see them.
+            if not job.future.cancel() and not job.future.exception():
+                self._give_back(job.future.result())
+            raise
+        return [] if job.future.cancel() else job.future.result()
+
+    async def heartbeat(self, leases: Sequence[Lease], *, lease_s: float = 60.0) -> list[Lease]:
+        return await self._write(lambda db: changes.renew(db, leases, lease_s))
+
+    async def expire_leases(self, *, now: float | None = None) -> list[str]:
+        at = time.time() if now is None else now
+        return await self._write(lambda db: changes.expire(db, at))
+
+    async def record_calls(self, calls: Sequence[Call]) -> None:
+        new = [rows.call_row(call) for call in calls]
+        await self._writer.submit(Job(Keeping(_keep_calls, new), promised=True))
+
+    async def supersede_calls(self, rollout_id: str, attempt: int, ids: Sequence[str]) -> None:
+        work = functools.partial(
+            changes.supersede, rollout_id=rollout_id, attempt=attempt, call_ids=tuple(ids)
+        )
+        await self._writer.submit(Job(work, promised=True))
+
+    async def record_spans(self, spans: Sequence[Span]) -> None:
+        new = [rows.span_row(span) for span in spans]
+        await self._writer.submit(Job(Keeping(_keep_spans, new), promised=True))
+
+    async def finish(self, lease: Lease, outcome: Outcome) -> Status:
+        whose = f"rollout {lease.rollout.id}, attempt {lease.attempt}"
+        text = rows.to_text(outcome, f"the outcome of {whose}")
+        status = await self._write(lambda db: changes.finish(db, lease, outcome.failure, text))
+        if status is None:
+            raise LeaseLost(
+                f"{whose}: no longer the current attempt; its result was refused",
+                hint="its lease ended, it was cancelled, or it was finished before",
+            )
+        return status
+
+    async def cancel(self, rollout_ids: Sequence[str]) -> int:
+        return await self._write(lambda db: changes.cancel(db, rollout_ids))
+
+    async def wait_finished(
+        self, rollout_ids: Sequence[str], *, timeout_s: float | None = None
+    ) -> list[str]:
+        if not rollout_ids:
+            return []
+        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            # Before looking: what finishes between the look and the wait is not missed.
+            waiter = self._watch.register(rollout_ids)
+            try:
+                finished = await self._read(lambda db: reads.finished_of(db, rollout_ids))
+                left = until - time.monotonic()
+                if finished or left <= 0:
+                    return finished
+                woken = asyncio.wrap_future(waiter)
+                await asyncio.wait_for(woken, None if left == math.inf else left)
+            except TimeoutError:
+                return []
+            finally:
+                self._watch.forget(rollout_ids, waiter)
+
+    async def results(self, rollout_ids: Sequence[str]) -> list[RolloutResult]:
+        return await self._read(lambda db: reads.results_of(db, rollout_ids))
+
+    async def add_rewards(self, rewards: Sequence[Reward]) -> None:
+        await self._write(lambda db: changes.add_rewards(db, rewards))
+
+    async def commit_step(self, step: StepRecord) -> None:
+        text = rows.to_text(step, f"step {step.step}")
+        await self._write(lambda db: changes.commit_step(db, step, text))
+
+    async def add_checkpoint(self, step: int, folder: str) -> None:
+        await self._write(lambda db: changes.add_checkpoint(db, step, folder))
+
+    async def steps(self) -> list[StepRecord]:
+        return await self._read(reads.steps)
+
+    async def discard_after(self, step: int) -> int:
+        return await self._write(lambda db: changes.discard_after(db, step))
+
+    async def counts(self) -> dict[str, int]:
+        return await self._read(reads.counts)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        lost = await asyncio.to_thread(self._writer.close, StoreError("the store is closed"))
+        await asyncio.to_thread(self._database.close)
+        if lost:
+            raise lost
+
+    async def _write(self, work: Callable[[Connection], Change[T]]) -> T:
+        return await self._writer.run(work)
+
+    async def _read(self, look: Callable[[Connection], T]) -> T:
+        self._writer.check()
+        if self._database.reading is None:
+            return await self._writer.run(lambda db: Change(look(db)))
+        return await asyncio.to_thread(self._look, self._database.reading, look)
+
+    def _look(self, engine: Engine, look: Callable[[Connection], T]) -> T:
+        def once() -> T:
+            with engine.begin() as connection:  # one snapshot for all its queries
+                return look(connection)
+
+        try:
+            return patiently(self._database, once)
+        except DBAPIError as error:
+            raise self._database.explain(error) from error
+
+    def _heard(self, change: Change[None]) -> None:
+        """Another process did this."""
+        if change.queued:
+            self._writer.wake(change.queued)
+        self._announce(change)
+
+    def _look_again(self, since: float) -> None:
+        """Other processes may have done anything since then."""
+        self._writer.wake(None)
+        self._watch.look_again()
+        if self._listeners and self._database.reading is not None:
+            margin = since - _CLOCKS_S
+            ended = self._look(self._database.reading, lambda db: reads.ended_since(db, margin))
+            self._announce(Change(None, ended=tuple(ended)))
+
+    def _announce(self, change: Change[Any]) -> None:
+        for rollout_id, attempt in change.ended:
+            for listener in self._listeners:
+                listener(rollout_id, attempt)
+        self._watch.finished(change.finished)
+
+    def _give_back(self, leases: list[Lease]) -> None:
+        if leases:
+            self._writer.later(Job(lambda db: changes.give_back(db, leases)))
+
+
+async def _done(job: Job[Any], timeout_s: float | None) -> None:
+    """Wait until the job is done or the time is over; the job goes on either way."""
+    loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+
+    def wake(_: object) -> None:
+        with contextlib.suppress(RuntimeError):  # a closed loop has nobody left to wake
+            loop.call_soon_threadsafe(arrived.set)
+
+    job.future.add_done_callback(wake)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await arrived.wait()
