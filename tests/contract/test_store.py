@@ -16,6 +16,7 @@ from sqlalchemy import Engine, event
 
 from fulmen.schema.errors import DataError, LeaseLost, StoreError
 from fulmen.schema.keys import KeyRefused, read_key
+from fulmen.schema.place import is_url, schema_of, without_schema
 from fulmen.schema.records import (
     Call,
     Lease,
@@ -126,6 +127,19 @@ class Hold:
         self._free.release(times)
 
 
+def state(place: str, statement: str) -> list[tuple[object, ...]]:
+    """Run a statement on a store's database, beside the store."""
+    if is_url(place):
+        import psycopg
+
+        options = f"-c search_path={schema_of(place)}"
+        with psycopg.connect(without_schema(place), options=options) as server:
+            cursor = server.execute(statement.encode())
+            return cursor.fetchall() if cursor.description else []
+    with contextlib.closing(sqlite3.connect(place)) as file, file:
+        return file.execute(statement).fetchall()
+
+
 def names_of(leases: list[Lease]) -> list[str]:
     return [lease.rollout.id for lease in leases]
 
@@ -225,8 +239,8 @@ async def test_a_claim_cancelled_while_it_is_granted_leaves_the_rollout_in_the_q
     assert (lease.attempt, lease.worker) == (1, "w2")
 
 
-def test_claimers_in_several_threads_never_get_the_same_rollout(path):
-    store, taken = open_store(path), []
+def test_claimers_in_several_threads_never_get_the_same_rollout(place):
+    store, taken = open_store(place), []
 
     async def work(worker: str) -> None:
         while leases := await store.claim(worker, limit=3):
@@ -686,12 +700,12 @@ async def test_a_claim_that_comes_with_the_rollout_does_not_overtake_one_that_wa
     assert [x.worker for x in await late] == ["w2"]
 
 
-async def test_calls_that_cannot_be_kept_stop_the_store_instead_of_being_forgotten(tmp_path):
-    store = open_store(tmp_path / "run.db")
+async def test_calls_that_cannot_be_kept_stop_the_store_instead_of_being_forgotten(place):
+    store = open_store(place)
     (lease,) = await claimed(store, "a")
     await store.record_calls([call(lease, 2**63)])
     for later in (store.finish(lease, DONE), store.enqueue([rollout("b")]), store.close()):
-        with pytest.raises(StoreError, match="OverflowError"):
+        with pytest.raises(StoreError, match=r"OverflowError|out of range"):
             await later
 
 
@@ -721,8 +735,8 @@ async def test_a_listener_that_raises_does_not_make_a_result_look_lost(store, ca
     assert "ValueError: a 1" in caplog.text
 
 
-async def test_a_closed_store_wakes_those_who_wait_and_refuses_what_comes(tmp_path):
-    store = open_store(tmp_path / "run.db")
+async def test_a_closed_store_wakes_those_who_wait_and_refuses_what_comes(place):
+    store = open_store(place)
     waiting = [
         asyncio.create_task(store.claim("w1", wait_s=WAIT_S)),
         asyncio.create_task(store.wait_finished(["a"])),
@@ -735,11 +749,11 @@ async def test_a_closed_store_wakes_those_who_wait_and_refuses_what_comes(tmp_pa
     await store.close()
 
 
-# --- the file
+# --- what outlives the process
 
 
-async def test_a_store_that_was_closed_and_opened_again_has_everything(path):
-    store = open_store(path)
+async def test_a_store_that_was_closed_and_opened_again_has_everything(place):
+    store = open_store(place)
     leases = await finished(store, "a", "b")
     await store.record_calls([])
     await store.add_rewards([Reward(rollout_id="a", attempt=1, value=1.0, source="grader")])
@@ -748,7 +762,7 @@ async def test_a_store_that_was_closed_and_opened_again_has_everything(path):
     before = (await store.results(["a", "b"]), await store.steps(), await store.counts())
     secret = store.secret
     await store.close()
-    store = open_store(path)
+    store = open_store(place)
     assert (await store.results(["a", "b"]), await store.steps(), await store.counts()) == before
     assert read_key(leases[0].key, store.secret).rollout_id == "a"
     assert store.secret == secret
@@ -774,26 +788,36 @@ asyncio.run(main())
 """
 
 
-async def test_nothing_that_was_answered_is_lost_when_the_process_ends_abruptly(path):
+async def test_nothing_that_was_answered_is_lost_when_the_process_ends_abruptly(place):
     ended = subprocess.run(
-        [sys.executable, "-c", CRASH, str(path), str(Path(__file__).parent)], check=False
+        [sys.executable, "-c", CRASH, str(place), str(Path(__file__).parent)], check=False
     )
     assert ended.returncode == 7
-    store = open_store(path)
+    store = open_store(place)
     results = await store.results([f"r{i}" for i in range(20)])
     assert [len(result.calls) for result in results] == [2] * 20
     await store.close()
 
 
-@pytest.mark.parametrize(("found", "words"), [("999", "a newer Fulmen"), ("0", "an older Fulmen")])
-async def test_a_store_of_another_format_is_not_opened(path, found, words):
-    await open_store(path).close()
-    file = sqlite3.connect(path)
-    file.execute("UPDATE meta SET value = ? WHERE name = 'format'", (found.encode(),))
-    file.commit()
-    file.close()
-    with pytest.raises(StoreError, match=rf"run\.db: written by {words} \(store format {found},"):
-        open_store(path)
+@pytest.mark.parametrize(("found", "words"), [(999, "a newer Fulmen"), (2, "an older Fulmen")])
+async def test_a_store_of_another_format_is_not_opened(place, found, words):
+    await open_store(place).close()
+    state(place, f"UPDATE meta SET value = '{found}' WHERE name = 'format'")
+    with pytest.raises(StoreError, match=rf"written by {words} \(store format {found},"):
+        open_store(place)
+
+
+async def test_a_store_that_must_be_new_or_be_there_is_refused_when_it_is_not(place):
+    with pytest.raises(StoreError, match=r"there is no store|cannot be opened"):
+        open_store(place, new=False)
+    store = open_store(place, new=True)
+    await store.close()
+    store = open_store(place, new=True)
+    await store.enqueue([rollout("a")])
+    await store.close()
+    with pytest.raises(StoreError, match="it holds a run already"):
+        open_store(place, new=True)
+    await open_store(place, new=False).close()
 
 
 async def test_a_file_that_is_no_store_is_left_alone(path, tmp_path):
@@ -819,13 +843,13 @@ async def test_the_file_holds_the_secret_and_so_is_for_its_owner_only(path):
     await store.close()
 
 
-async def test_a_secret_that_is_given_is_used_and_not_kept(path):
-    await open_store(path, secret=b"from the operator").close()
-    assert b"from the operator" not in path.read_bytes()
-    store = open_store(path, secret=b"from the operator")
+async def test_a_secret_that_is_given_is_used_and_not_kept(place):
+    await open_store(place, secret=b"from the operator").close()
+    assert state(place, "SELECT name FROM meta") == [("format",)]
+    store = open_store(place, secret=b"from the operator")
     (lease,) = await claimed(store, "a")
     await store.close()
-    store = open_store(path)
+    store = open_store(place)
     with pytest.raises(KeyRefused):
         read_key(lease.key, store.secret)
     await store.close()

@@ -5,7 +5,13 @@ from dataclasses import dataclass
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from fulmen.schema.errors import LeaseLost, StoreError
 from fulmen.schema.records import FailureKind, Lease, Outcome, Rollout, StepRecord, Task
@@ -26,10 +32,15 @@ class Life:
 
 
 class StoreAgainstModel(RuleBasedStateMachine):
+    @staticmethod
+    def place() -> str:
+        """Where the next store is made."""
+        return ":memory:"
+
     @initialize()
     def start(self) -> None:
         self.runner = asyncio.Runner()
-        self.store = open_store(":memory:")
+        self.store = open_store(self.place())
         self.lives: dict[str, Life] = {}  # in the order of the queue
         self.current: dict[str, Lease] = {}
         self.leases: list[Lease] = []  # all that were ever given
@@ -151,3 +162,15 @@ TestStoreAgainstModel = StoreAgainstModel.TestCase
 TestStoreAgainstModel.settings = settings(
     max_examples=25, stateful_step_count=25, deadline=None, derandomize=True
 )
+
+
+def test_a_store_in_postgresql_stands_where_the_model_stands(postgres):
+    class PostgresAgainstModel(StoreAgainstModel):
+        place = staticmethod(postgres.url)
+
+    run_state_machine_as_test(
+        PostgresAgainstModel,
+        settings=settings(
+            max_examples=10, stateful_step_count=20, deadline=None, derandomize=True, database=None
+        ),
+    )

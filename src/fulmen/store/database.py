@@ -15,6 +15,8 @@ from sqlalchemy.exc import DBAPIError
 from fulmen.schema.errors import StoreError
 
 T = TypeVar("T")
+READERS = 8
+"""Threads of a process that read, each with a connection."""
 
 
 @dataclass(frozen=True, slots=True)

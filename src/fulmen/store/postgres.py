@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from fulmen.schema.errors import StoreError
 from fulmen.schema.place import checked_url, schema_of, without_password, without_schema
 from fulmen.store import tables
-from fulmen.store.database import Change
+from fulmen.store.database import READERS, Change
 from fulmen.store.ears import Ears, first_line
 from fulmen.store.news import from_notice, to_notices
 
@@ -29,8 +29,6 @@ DEFAULT_SCHEMA = "fulmen"
 PATIENCE_S = 60.0
 
 _CONNECT_TIMEOUT_S = 10
-_READERS = 8
-"""Connections for reading, of one process."""
 _SETTINGS = {
     # A process that stands still in a transaction, and holds rows, is cut off.
     "idle_in_transaction_session_timeout": "60000",
@@ -95,9 +93,8 @@ class PostgresDatabase:
             self._url,
             isolation_level="REPEATABLE READ",  # one snapshot for all queries of a look
             connect_args=self._options,
-            pool_size=_READERS,
-            max_overflow=0,
-            pool_timeout=3600,
+            pool_size=READERS,
+            max_overflow=1,  # the ears look, too
         )
         self._ears: Ears | None = None
 

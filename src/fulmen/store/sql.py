@@ -10,6 +10,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine
@@ -28,7 +29,7 @@ from fulmen.schema.records import (
 )
 from fulmen.store import changes, reads, rows, tables
 from fulmen.store.base import Status
-from fulmen.store.database import Change, Database
+from fulmen.store.database import READERS, Change, Database
 from fulmen.store.watch import Watch
 from fulmen.store.writer import Job, Keeping, Writer, patiently
 
@@ -57,6 +58,7 @@ class SqlStore:
         self.secret = secret
         """Signs rollout keys: what the gateway checks them with."""
         self._database = database
+        self._readers = ThreadPoolExecutor(READERS, "fulmen-store-reader")
         self._watch = Watch()
         self._listeners: list[AttemptEnded] = []
         self._writer = Writer(database, announce=self._announce, stopped=self._watch.stop)
@@ -185,6 +187,8 @@ class SqlStore:
             return
         self._closed = True
         lost = await asyncio.to_thread(self._writer.close, StoreError("the store is closed"))
+        # A look that nobody waits for any more still has its connection.
+        await asyncio.to_thread(self._readers.shutdown)
         await asyncio.to_thread(self._database.close)
         if lost:
             raise lost
@@ -196,7 +200,10 @@ class SqlStore:
         self._writer.check()
         if self._database.reading is None:
             return await self._writer.run(lambda db: Change(look(db)))
-        return await asyncio.to_thread(self._look, self._database.reading, look)
+        running = asyncio.get_running_loop()
+        return await running.run_in_executor(
+            self._readers, self._look, self._database.reading, look
+        )
 
     def _look(self, engine: Engine, look: Callable[[Connection], T]) -> T:
         def once() -> T:

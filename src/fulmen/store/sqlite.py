@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool, QueuePool, StaticPool
 
 from fulmen.schema.errors import StoreError
-from fulmen.store.database import Change
+from fulmen.store.database import READERS, Change
 
 MEMORY = ":memory:"
 
@@ -160,7 +160,6 @@ def _engine(where: str, *, begin: str, foreign_keys: bool = True) -> Engine:
     elif not foreign_keys:
         engine = create_engine("sqlite://", creator=connect, poolclass=NullPool)
     else:
-        # As many connections as there are threads that read; the event loops bound those.
-        engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool, max_overflow=-1)
+        engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool, pool_size=READERS)
     event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
     return engine
