@@ -155,7 +155,7 @@ async def train(
             stop.set()
 
     with folder:
-        history = await _history(folder) if resume else History()
+        history = await _history(folder, None) if resume else History()
         learner.version = history.step
         async with collecting(path, grader, events) as (store, collector):
             parts = Parts(

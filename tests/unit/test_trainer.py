@@ -333,7 +333,7 @@ def test_two_processes_cannot_own_one_run_folder(tmp_path):
 
 def test_resuming_what_is_no_run_is_refused(tmp_path):
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(ConfigError, match=r"has no run\.db"):
+    with pytest.raises(ConfigError, match=r"has no run\.db and no store\.url"):
         open_folder(str(tmp_path), "x", "resume")
 
 

@@ -13,6 +13,7 @@ from fulmen.credit.rules import Rule
 from fulmen.gateway.app import Gateway
 from fulmen.launch.others import OtherModels, read_others, served_models
 from fulmen.launch.policy import ServedPolicy
+from fulmen.launch.record import open_record
 from fulmen.runner.agents import load_function, parse_agent
 from fulmen.runner.pool import Pool
 from fulmen.schema.config import RunSettings
@@ -20,7 +21,6 @@ from fulmen.schema.records import RolloutResult, Task
 from fulmen.server.app import make_app
 from fulmen.server.http import Listening
 from fulmen.server.traces import traces_routes
-from fulmen.store.open import open_store
 from fulmen.store.sql import SqlStore
 from fulmen.tracing.export import OtlpExporter, read_headers
 from fulmen.trainer.collect import Collector, Judge
@@ -91,7 +91,7 @@ async def running(
 ) -> AsyncIterator[Rig]:
     """Store, gateway, server and pool around the policies' engines; all ended when the context is
     left, but the engines."""
-    store = open_store(folder.database)
+    store = open_record(folder, settings.store)
     try:
         # Whatever ran here before has ended: this process owns the folder.
         await store.expire_leases(now=float("inf"))

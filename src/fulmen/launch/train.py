@@ -19,13 +19,13 @@ from fulmen.launch.policy import (
     policy_sources,
     served_policies,
 )
+from fulmen.launch.record import open_record
 from fulmen.launch.rig import Inputs, read_inputs, running
 from fulmen.learner.together import end
 from fulmen.runner.agents import check_agent, parse_agent
 from fulmen.schema.codec import from_msgpack, to_json, to_msgpack
 from fulmen.schema.training import TrainConfig
 from fulmen.server.eventloop import run
-from fulmen.store.open import open_store
 from fulmen.trainer.evaluation import samples_of
 from fulmen.trainer.events import Listener, Note, RunFinished, RunStarted
 from fulmen.trainer.figure import draw_rewards
@@ -81,7 +81,7 @@ async def _train(
             kind_of(task, config.task_kind)
     folder, resume = open_folder(config.out, _name(config.agent), config.if_exists)
     with folder, PeakMemory() as peak, joined(config) as ranks:
-        history = await _history(folder) if resume else History()
+        history = await _history(folder, config.store) if resume else History()
         if history.checkpoint is not None:
             check_same_policies(sources, history.checkpoint)
         folder.write_config(config, origins)
@@ -137,9 +137,9 @@ def _started(
     )
 
 
-async def _history(folder: RunFolder) -> History:
+async def _history(folder: RunFolder, place: str | None) -> History:
     """Where an interrupted run stands."""
-    store = open_store(folder.database)
+    store = open_record(folder, place)
     try:
         return await go_on(folder, store)
     finally:

@@ -16,10 +16,12 @@ from pydantic import (
     ConfigDict,
     Field,
     FiniteFloat,
+    PlainSerializer,
     ValidationError,
 )
 
 from fulmen.schema.errors import ConfigError
+from fulmen.schema.place import checked_url, without_password
 
 
 class _Common:
@@ -101,6 +103,12 @@ Policies = Annotated[
 """Agents to the model of their own."""
 
 
+StoreUrl = Annotated[
+    str, AfterValidator(checked_url), PlainSerializer(without_password, when_used="json")
+]
+"""URL of a database. What is written down of it has no password."""
+
+
 class RunSettings(Settings):
     """What training and evaluation share: an agent, tasks, a grader and a model."""
 
@@ -120,6 +128,9 @@ class RunSettings(Settings):
     multiplied with before they are added up; 1 for a name that is not there."""
     out: Annotated[str | None, Common] = None
     """Folder of the run; default `runs/` and a name made from agent and time."""
+    store: StoreUrl | None = None
+    """`postgresql://user@host/database`: keep the run's record there, in a schema of its own (or
+    in `?schema=name`); default: `run.db`, in the run folder. See docs/store.md."""
     workers: Annotated[int, Common, Field(ge=1)] = 32
     """How many agents run at the same time; 1 makes a run repeatable token by token."""
     seed: int = 0
@@ -218,7 +229,10 @@ def make_config(
         message = message[0].lower() + message[1:]
         if not first["loc"]:  # not one value is wrong, but how several go together
             raise ConfigError(f"{origin}: {message}{more}") from None
-        raise ConfigError(f"{origin}: {name} is {first['input']!r}: {message}{more}") from None
+        given = first["input"]
+        if isinstance(given, str) and "://" in given:
+            given = without_password(given)
+        raise ConfigError(f"{origin}: {name} is {given!r}: {message}{more}") from None
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -47,6 +47,7 @@ _PASSING = ("08", "40001", "40P01", "53300", "55P03", "57P01", "57P02", "57P03",
 
 _CAUSES = {
     "28": ("the server refuses the user or the password", "set PGPASSWORD, or write ~/.pgpass"),
+    "40": ("another process changed the same at the same time", "try again"),
     "3D": ("there is no such database", "make it with createdb, or correct the URL"),
     "42501": ("the user may not do that", "GRANT CREATE ON DATABASE … TO the user"),
     "53100": ("no space left on the server's disk", "free some space and resume"),
@@ -120,7 +121,7 @@ class PostgresDatabase:
 
     def explain(self, error: DBAPIError) -> StoreError:
         what = first_line(error.orig)
-        state = getattr(error.orig, "sqlstate", None) or ""
+        state = getattr(error.orig, "sqlstate", None) or _state_of_refusal(what)
         for beginning, (cause, hint) in _CAUSES.items():
             if state.startswith(beginning):
                 return StoreError(f"{self.where}: {cause} ({what})", hint=hint)
@@ -194,6 +195,17 @@ def _options(url: URL, schema: str) -> dict[str, Any]:
     options: dict[str, Any] = {"connect_timeout": _CONNECT_TIMEOUT_S, **_KEEPALIVES}
     kept = {name: value for name, value in options.items() if name not in url.query}
     return {**kept, "options": f"{ours} {given}".strip()}
+
+
+def _state_of_refusal(what: str) -> str:
+    """The SQLSTATE that a server had when it let nobody in; libpq passes on only its words.
+
+    >>> _state_of_refusal('FATAL:  password authentication failed for user "me"')
+    '28P01'
+    """
+    if "password" in what:
+        return "28P01"
+    return "3D000" if "database" in what and "does not exist" in what else ""
 
 
 def _lock(schema: str) -> int:

@@ -77,6 +77,7 @@ def patiently(database: Database, once: Callable[[], T]) -> T:
         DBAPIError: it did not pass.
     """
     until, pause = time.monotonic() + database.patience_s, _SHORTEST_S
+    told = False
     while True:
         try:
             return once()
@@ -84,7 +85,9 @@ def patiently(database: Database, once: Callable[[], T]) -> T:
             left = until - time.monotonic()
             if left <= 0 or not database.passes(error):
                 raise
-            _log.warning("%s; trying again for %.0f s", database.explain(error).message, left)
+            if not told:
+                _log.warning("%s; trying again for %.0f s", database.explain(error).message, left)
+            told = True
         time.sleep(min(pause, max(left, 0)))
         pause = min(2 * pause, _LONGEST_S)
 

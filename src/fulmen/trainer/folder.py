@@ -2,7 +2,8 @@
 
 runs/calc/
   config.toml       effective settings, each with where it came from
-  run.db            the store
+  run.db            the store, or
+  store.url         where it is in PostgreSQL, without the password
   metrics.jsonl     one line a step, one line an evaluation
   checkpoints/step-000100/   a Hugging Face model folder, plus the optimiser
   checkpoints/step-000100/policies/writer/   the same of an agent's own policy
@@ -21,7 +22,10 @@ from typing import IO, Self
 
 from fulmen.schema.config import Settings
 from fulmen.schema.errors import ConfigError
+from fulmen.schema.place import without_password
 from fulmen.schema.records import JSON
+
+_STORE_URL = "store.url"
 
 
 class RunFolder:
@@ -34,6 +38,16 @@ class RunFolder:
     @property
     def database(self) -> Path:
         return self.path / "run.db"
+
+    @property
+    def store_url(self) -> str | None:
+        """Where the store is, if that is not `database`; as it was noted, without a password."""
+        file = self.path / _STORE_URL
+        return file.read_text(encoding="utf-8").strip() if file.exists() else None
+
+    def note_store(self, url: str) -> None:
+        """Note where the store is, so that `--resume` finds it again."""
+        (self.path / _STORE_URL).write_text(without_password(url) + "\n", encoding="utf-8")
 
     @property
     def metrics(self) -> Path:
@@ -139,8 +153,10 @@ def open_folder(wanted: str | None, name: str, if_exists: str) -> tuple[RunFolde
     if exists and if_exists == "new":
         path = _next_free(path)
     resume = exists and if_exists == "resume"
-    if resume and not (path / "run.db").exists():
-        raise ConfigError(f"{path} is not the folder of a run: it has no run.db")
+    if resume and not any((path / name).exists() for name in ("run.db", _STORE_URL)):
+        raise ConfigError(
+            f"{path} is not the folder of a run: it has no run.db and no {_STORE_URL}"
+        )
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = _lock(path)
