@@ -42,6 +42,7 @@ ablation: $(STAMP) ## steps to a fixed success, by way of crediting; NAMES="calc
 
 test: check test-base test-clients ## lint, types, and all tests, with those frameworks that train here
 	@$(MAKE) --no-print-directory test-frameworks FRAMEWORKS="langgraph openai-agents autogen pydantic-ai"
+	@bash tests/postgres.sh
 	@$(PY) -m pytest -q --durations=10
 
 check: $(STAMP) ## lint, format, import rules and types
@@ -97,4 +98,4 @@ lock: $(STAMP) ## write requirements/*.txt from what is installed
 	@bash requirements/lock.sh $(PYTHON)
 
 clean: ## remove environments and caches, never runs
-	@rm -rf .venv .venv-*-* .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info
+	@rm -rf .venv .venv-*-* .postgres-* .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from fulmen.launch.api import evaluate
 from fulmen.launch.train import train
 from fulmen.schema.config import make_config
+from fulmen.schema.place import without_schema
 from fulmen.schema.records import RolloutResult
 from fulmen.schema.training import TrainConfig
 from fulmen.store.open import open_store
@@ -202,12 +203,17 @@ def test_a_stop_that_comes_after_a_step_was_committed_still_leaves_its_weights(c
     assert later == [2, 3]
 
 
-def test_a_run_killed_between_checkpoints_repeats_only_what_was_lost(calc, tmp_path):
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_a_run_killed_between_checkpoints_repeats_only_what_was_lost(
+    calc, tmp_path, database, request
+):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
+    server = request.getfixturevalue("postgres") if database == "postgresql" else None
+    place = {"store": without_schema(server.url())} if server else {}
     run(settings(calc, whole, steps=3, checkpoint_every=1))
     command = [
         *(sys.executable, "-m", "fulmen.cli.main", "train", "--json", "--checkpoint-every", "2"),
-        *flags(settings(calc, killed, steps=3)),
+        *flags(settings(calc, killed, steps=3, **place)),
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -216,8 +222,9 @@ def test_a_run_killed_between_checkpoints_repeats_only_what_was_lost(calc, tmp_p
             if event["type"] == "progress" and (event["phase"], event["step"]) == ("collect", 3):
                 process.send_signal(signal.SIGKILL)
                 break
-    done = run(settings(calc, killed, steps=3, checkpoint_every=1, if_exists="resume"))
-    assert done.steps == 3
+    again = settings(calc, killed, steps=3, checkpoint_every=1, if_exists="resume", **place)
+    assert run(again).steps == 3
+    assert (killed / "run.db").exists() == (database == "sqlite")
     # The rollouts that the kill interrupted were begun twice, and the repeated ones say so.
     retried = [step.pop("collect/retries") for step in curve(killed)]
     assert retried[:2] == [0, 0]

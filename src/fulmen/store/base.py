@@ -29,7 +29,7 @@ FINISHED: frozenset[Status] = frozenset({"succeeded", "failed", "cancelled"})
 
 
 class Store(Protocol):
-    """Durable, shared by threads and event loops of one process."""
+    """Durable, shared by threads and event loops; in PostgreSQL by processes, too."""
 
     async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
         """Add rollouts to the queue in order; ids already known are left as they are.
