@@ -157,8 +157,12 @@ class Proxy:
         while not self._closed:
             try:
                 client, _ = self._listening.accept()
+            except OSError:
+                continue  # closed
+            try:
                 server = socket.create_connection(("127.0.0.1", self._server_port))
             except OSError:
+                client.close()
                 continue
             pair = (client, server)
             if not self.open:

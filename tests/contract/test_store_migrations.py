@@ -69,7 +69,7 @@ def shape(connection: Connection) -> dict[str, list[Any]]:
             [(c["name"], str(c["type"]), c["nullable"]) for c in seen.get_columns(name)],
             seen.get_pk_constraint(name)["constrained_columns"],
             sorted(
-                (f["constrained_columns"], f["referred_table"], f["options"])
+                (f["constrained_columns"], f["referred_table"], str(f.get("options")))
                 for f in seen.get_foreign_keys(name)
             ),
             sorted((i["name"], i["column_names"], i["unique"]) for i in seen.get_indexes(name)),

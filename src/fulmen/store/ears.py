@@ -49,8 +49,8 @@ class Ears:
         self._connect, self._channel, self._where = connect, channel, where
         self._heard, self._again = heard, again
         self._closed = threading.Event()
-        self._waking, self._woken = socket.socketpair()
         connection = self._open()
+        self._waking, self._woken = socket.socketpair()
         self._thread = threading.Thread(
             target=self._run, args=(connection,), name="fulmen-store-ears", daemon=True
         )

@@ -28,7 +28,7 @@ from fulmen.store.news import from_notice, to_notices
 DEFAULT_SCHEMA = "fulmen"
 PATIENCE_S = 60.0
 
-_CONNECT_TIMEOUT_S = 10
+_CONNECT_TIMEOUT_S = 30
 _SETTINGS = {
     # A process that stands still in a transaction, and holds rows, is cut off.
     "idle_in_transaction_session_timeout": "60000",

@@ -114,10 +114,11 @@ class Writer:
         self._waiting: deque[Job[Any]] = deque()
         self._end: StoreError | None = None
         self._wakes_elsewhere: float = 0
-        # Only the thread touches these three.
+        # Only the thread touches these.
         self._parked: deque[Job[Any]] = deque()
         self._wakes: float = 0
-        self._batch = 0
+        self._committed = 0  # batches
+        self._in_doubt = False  # a batch may have been committed, and there was no answer
         self._thread = threading.Thread(target=self._run, name="fulmen-store", daemon=True)
         self._thread.start()
 
@@ -214,12 +215,11 @@ class Writer:
         wanted = [job for job in batch if not job.future.cancelled()]
         # What a cancelled claim was woken for is for the next in line.
         self._wakes += sum(job.parks for job in batch) - sum(job.parks for job in wanted)
-        self._batch += 1
         try:
             done = self._transact(wanted)
         except Exception as error:  # the transaction is undone, and so is every job of the batch
             failure = self._in_words(error)
-            if any(job.promised for job in wanted):
+            if self._in_doubt or any(job.promised for job in wanted):
                 self._stop(failure)
             else:
                 self._wakes = len(self._parked)
@@ -232,22 +232,33 @@ class Writer:
     def _transact(self, wanted: list[Job[Any]]) -> list[Done]:
         """All jobs in one transaction, begun again while that may help."""
         done: list[Done] = []
+        number = self._committed + 1
 
         def once() -> None:
             nonlocal done
-            with self._database.writing.begin() as connection:
-                if not self._database.first_time(connection, self._batch):
-                    return  # what `done` holds was committed, and the answer was lost
-                done = [
-                    (job, outcome)
-                    for jobs in _together(wanted)
-                    for outcome in [self._attempt(connection, jobs)]
-                    for job in jobs
-                ]
-                changes = [outcome for _, outcome in done if isinstance(outcome, Change)]
-                self._database.tell(connection, changes)
+            try:
+                with self._database.writing.begin() as connection:
+                    if not self._database.first_time(connection, number):
+                        return  # what `done` holds was committed, and the answer was lost
+                    done = self._do(connection, wanted)
+            except DBAPIError as error:
+                self._in_doubt |= self._database.passes(error)
+                raise
 
+        self._in_doubt = False
         patiently(self._database, once)
+        self._committed = number
+        return done
+
+    def _do(self, connection: Connection, wanted: list[Job[Any]]) -> list[Done]:
+        done = [
+            (job, outcome)
+            for jobs in _together(wanted)
+            for outcome in [self._attempt(connection, jobs)]
+            for job in jobs
+        ]
+        changes = [outcome for _, outcome in done if isinstance(outcome, Change)]
+        self._database.tell(connection, changes)
         return done
 
     def _attempt(self, connection: Connection, jobs: Sequence[Job[Any]]) -> Change[Any] | Exception:
