@@ -46,7 +46,7 @@ def source(kind: str, folder: Path) -> Path:
 async def test_metadata_reaches_the_grader_and_the_store_and_never_the_agent(tmp_path, kind):
     (tmp_path / "agent.py").write_text(AGENT)
     tasks = read_tasks(source(kind, tmp_path))
-    config = TrainConfig(agent="a", tasks="t", model="m", group_size=1)
+    config = TrainConfig(agent="a", tasks="t", model="m", group_size=2)
     rollouts = train_rollouts(config, 1, tasks)
 
     def score(task, output):
@@ -56,14 +56,14 @@ async def test_metadata_reaches_the_grader_and_the_store_and_never_the_agent(tmp
     store = open_store(tmp_path / "run.db")
     try:
         agent = parse_agent(f"{tmp_path}/agent.py:solve")
-        async with Pool(
-            store, agent, base_url="http://127.0.0.1:9", workers=2, processes=1
-        ) as pool:
+        url = "http://127.0.0.1:9"
+        async with Pool(store, agent, base_url=url, workers=2, processes=1) as pool:
             judge = Judge(score, "score", AgentErrors())
             collector = Collector(store, pool, judge, lambda _: None)
             graded = await collector.collect(rollouts, "collect", 1)
-        assert [item.reward for item in graded] == [4.0, 4.0]
-        kept = [result.rollout.task for result in await store.results([r.id for r in rollouts])]
+        assert [item.reward for item in graded] == [4.0] * 4
+        results = await store.results([rollout.id for rollout in rollouts[::2]])
+        kept = [result.rollout.task for result in results]
     finally:
         await store.close()
     assert kept == tasks

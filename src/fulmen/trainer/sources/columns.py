@@ -64,11 +64,15 @@ def _values(batch: Any, name: str, first: int) -> list[dict[str, Any]]:  # noqa:
                 try:
                     batch.column(column)[row].as_py(maps_as_pydicts="strict")
                 except (ValueError, KeyError, OverflowError) as error:
-                    raise DataError(
-                        f"{name}: row {first + row}, {column!r}: {one_line(error)}",
-                        hint="leave it out, or store text",
-                    ) from None
+                    raise _unreadable(error, f"{name}: row {first + row}, {column!r}") from None
         raise
+
+
+def _unreadable(error: Exception, where: str) -> DataError:
+    # Without pandas nanoseconds end here, with it in `plain`.
+    if "anosecond" in str(error):
+        return DataError(f"{where}: has nanoseconds", hint="round it to microseconds")
+    return DataError(f"{where}: {one_line(error)}", hint="leave it out, or store text")
 
 
 Decoder = Callable[[Any], Any]

@@ -78,7 +78,7 @@ def plain(value: object, where: str, path: str = "") -> JSON:
 def _scalar(value: object, where: str, path: str) -> JSON:
     # Types of pandas are read by their standard ancestors, and have digits that those have not.
     if getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0):
-        raise _no_json(f"{value} has nanoseconds", "round it to microseconds", where, path)
+        raise _no_json("has nanoseconds", "round it to microseconds", where, path)
     if isinstance(value, datetime | date | time):
         return value.isoformat()
     if isinstance(value, timedelta):
