@@ -107,6 +107,8 @@ async def collecting(
     folder: Path, grader: Callable[..., Any], events: list[Event]
 ) -> AsyncIterator[tuple[SqlStore, Collector]]:
     store = open_store(folder / "run.db")
+    # As a real run does when it begins: whoever worked on it before is gone.
+    await store.expire_leases(now=float("inf"))
     pool = AgentPool(store)
     working = asyncio.create_task(pool.work())
     judge = Judge(grader, "g.py:score", AgentErrors())

@@ -12,10 +12,10 @@ from fulmen.credit.rules import Rule
 from fulmen.launch.evaluate import evaluate as run_evaluation
 from fulmen.launch.train import train as run_training
 from fulmen.schema.config import EvalConfig, make_config
-from fulmen.schema.errors import AgentError, DataError
-from fulmen.schema.records import JSON
+from fulmen.schema.errors import AgentError
 from fulmen.schema.training import TrainConfig
 from fulmen.trainer.events import EvalDone, Event, Listener, RunFinished
+from fulmen.trainer.sources.rows import iterable_rows
 
 _FUNCTIONS = ("agent", "grader", "train", "advantage")
 _TASKS = ("tasks", "val")
@@ -25,7 +25,8 @@ def train(*, listen: Listener | None = None, **settings: Any) -> RunFinished:  #
     """Train the model behind an agent; settings are those of `TrainConfig`.
 
     `agent`, `grader`, `train` and `advantage` may be functions, `tasks` and `val` any iterables of
-    JSON values, `train` a list of names, `air` a list of `fulmen.Rule`.
+    JSON values or functions that return some, `train` a list of names, `air` a list of
+    `fulmen.Rule`.
     `listen` is called with every event of the run.
 
     Raises:
@@ -54,6 +55,8 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
         value = plain.get(name)
         if isinstance(value, Path):
             plain[name] = str(value)
+        elif inspect.isfunction(value):
+            plain[name] = function_name(value)
         elif value is not None and not isinstance(value, str):
             plain[name] = _write_tasks(value, name)
     if isinstance(plain.get("train"), list | tuple):
@@ -88,13 +91,11 @@ def function_name(function: Callable[..., Any]) -> str:
     return f"{file}:{name}"
 
 
-def _write_tasks(tasks: Iterable[JSON], name: str) -> str:
-    folder = Path(tempfile.mkdtemp(prefix="fulmen-tasks-"))
-    file = folder / f"{name}.jsonl"
-    try:
-        file.write_text("".join(json.dumps(task) + "\n" for task in tasks), encoding="utf-8")
-    except TypeError as error:
-        raise DataError(f"{name}: a task is not JSON ({error})") from None
+def _write_tasks(tasks: Iterable[object], name: str) -> str:
+    file = Path(tempfile.mkdtemp(prefix="fulmen-tasks-")) / f"{name}.jsonl"
+    with file.open("w", encoding="utf-8") as lines:
+        for row in iterable_rows(tasks, name):
+            lines.write(json.dumps(row.value) + "\n")
     return str(file)
 
 

@@ -115,7 +115,8 @@ class RunSettings(Settings):
     agent: Annotated[str, Common]
     """`file.py:function`, `package.module:function`, any shell command, or the URL of a server."""
     tasks: Annotated[str, Common]
-    """JSONL file, one task a line; its `metadata` is shown to the grader only."""
+    """JSONL, CSV, TSV or Parquet file, folder (or `folder:split`) that `datasets` saved, or
+    `file.py:function` that gives tasks; their `metadata` is shown to the grader only."""
     model: Annotated[str, Common]
     """Folder or Hub id of a Hugging Face causal language model with a chat template."""
     grader: Annotated[str | None, Common] = None

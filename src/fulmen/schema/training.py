@@ -164,7 +164,7 @@ class TrainConfig(CreditSettings, LossSettings, ScaleSettings, RunSettings):
     algorithm: Annotated[str | None, Common] = None
     """A set of settings by its usual name, `grpo` or `dapo` say; what is set beside it wins."""
     val: Annotated[str | None, Common] = None
-    """JSONL file of held-out tasks; measured before, during and after training."""
+    """Held-out tasks, from where `tasks` may be; measured before, during and after training."""
     steps: Annotated[int, Common, Field(ge=1)] = 100
     """Steps of the training loop, each with tasks-per-step × group-size rollouts."""
     tasks_per_step: Annotated[int, Common, Field(ge=1)] = 16

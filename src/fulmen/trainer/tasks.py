@@ -1,76 +1,99 @@
-"""Tasks from a JSONL file, and the order in which training asks for them."""
+"""Tasks from rows of any source, and the order in which training asks for them."""
 
 import hashlib
+import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from fulmen.schema.errors import DataError
 from fulmen.schema.records import JSON, Task
+from fulmen.trainer.sources.open import read_rows
+from fulmen.trainer.sources.rows import Row
 
 _RESERVED = ("id", "metadata")
+_PREFIX = "metadata."
 
 
-def read_tasks(path: Path | str) -> list[Task]:
-    """Read one task a line: any JSON; of an object, `id` and `metadata` are kept apart.
+def read_tasks(source: Path | str) -> list[Task]:
+    """Read tasks from a file, a folder or a function, whatever `sources/open.py` knows.
 
-    Everything else of the object is the agent's input. A line without an id is named by a hash of
-    its content, so that the same task has the same name in every run.
+    A row is any JSON value. Of an object, `id` and `metadata` are kept apart, and a key
+    `metadata.answer` is `answer` of the metadata; everything else is the agent's input. A row
+    without an id is named by a hash of what it says, so that the same task has the same name in
+    every run and in every format.
 
     Raises:
-        DataError: no such file, no task in it, or the first bad line with its number and reason.
+        DataError: no such source, no task in it, or the first bad row: where, why, what to do.
     """
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file", hint="check the path of the tasks") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read ({error})") from error
-    tasks = [
-        _task(line, f"{path}:{number}")
-        for number, line in enumerate(text.splitlines(), start=1)
-        if line.strip()
-    ]
+    tasks: list[Task] = []
+    places: dict[str, str] = {}
+    for row in read_rows(source):
+        task = make_task(row)
+        if (other := places.setdefault(task.id, row.where)) != row.where:
+            raise DataError(
+                f"{other} and {row.where} have the same id {task.id!r}",
+                hint="make ids unique; rows without an id are to differ",
+            )
+        tasks.append(task)
     if not tasks:
-        raise DataError(f"{path}: holds no task", hint="write one JSON object a line")
-    _check_ids(tasks, path)
+        raise DataError(f"{source}: holds no task", hint="write at least one")
     return tasks
 
 
-def _task(line: str, where: str) -> Task:
-    try:
-        value: JSON = msgspec.json.decode(line)
-    except msgspec.DecodeError as error:
-        reason = str(error).removeprefix("JSON is malformed: ")
-        raise DataError(
-            f"{where}: not valid JSON ({reason})", hint="fix or delete the line"
-        ) from None
-    fallback = hashlib.sha256(line.strip().encode()).hexdigest()[:12]
+def make_task(row: Row) -> Task:
+    """A row as a task.
+
+    Raises:
+        DataError: its id or its metadata is none.
+
+    >>> make_task(Row("t.csv:2", {"id": "7", "question": "1+1?", "metadata.answer": "2"}))
+    Task(id='7', input={'question': '1+1?'}, metadata={'answer': '2'})
+    """
+    where, value = row
     if not isinstance(value, dict):
-        return Task(id=fallback, input=value)
-    metadata = value.get("metadata", {})
-    if not isinstance(metadata, dict):
-        kind = type(metadata).__name__
-        raise DataError(f"{where}: metadata is a {kind}, not an object", hint="write {{…}}")
-    name = value.get("id", fallback)
-    if not isinstance(name, str | int):
+        return Task(id=_hash(value, {}), input=value)
+    metadata = _metadata(value, where)
+    rest = {
+        key: item
+        for key, item in value.items()
+        if key not in _RESERVED and not key.startswith(_PREFIX)
+    }
+    name = value.get("id")
+    if name is None or name == "":
+        name = _hash(rest, metadata)
+    if not isinstance(name, str | int) or isinstance(name, bool):
         raise DataError(f"{where}: id is {name!r}", hint="use a string or an integer")
-    rest = {key: item for key, item in value.items() if key not in _RESERVED}
     return Task(id=str(name), input=rest, metadata=metadata)
 
 
-def _check_ids(tasks: Sequence[Task], path: Path) -> None:
-    seen: dict[str, int] = {}
-    for number, task in enumerate(tasks, start=1):
-        if task.id in seen:
-            raise DataError(
-                f"{path}: tasks {seen[task.id]} and {number} have the same id {task.id!r}",
-                hint="make ids unique, or leave them out",
-            )
-        seen[task.id] = number
+def _metadata(row: Mapping[str, JSON], where: str) -> dict[str, JSON]:
+    """What a row says to the grader only; a text is read as JSON, for formats of plain texts."""
+    value = row.get("metadata")
+    if value is None or value == "":
+        value = {}
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except msgspec.DecodeError as error:
+            raise DataError(f"{where}: metadata is no JSON ({error})", hint="write {…}") from None
+    if not isinstance(value, dict):
+        kind = type(value).__name__
+        raise DataError(f"{where}: metadata is a {kind}, not an object", hint="write {…}")
+    single = {key.removeprefix(_PREFIX): row[key] for key in row if key.startswith(_PREFIX)}
+    if twice := single.keys() & value.keys():
+        raise DataError(
+            f"{where}: metadata has {min(twice)!r} twice", hint=f"leave out {_PREFIX}{min(twice)}"
+        )
+    return {**value, **single}
+
+
+def _hash(value: JSON, metadata: Mapping[str, JSON]) -> str:
+    # Sorted: formats and writers keep the order of keys, or do not.
+    text = json.dumps([value, metadata], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def kind_of(task: Task, key: str) -> str:

@@ -1,0 +1,1 @@
+"""Where tasks come from: one reader for each format, all of which give the same rows."""
