@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import torch
 import transformers
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from engine import prompts, serve
 from fulmen.engine.pytorch.attention import prepare
@@ -61,7 +61,7 @@ class Shape:
     """Of a head."""
     vocabulary: int = 151_936
 
-    def build(self, device: str) -> Qwen3ForCausalLM:
+    def build(self, device: str) -> PreTrainedModel:
         """Random weights, tied embeddings, bfloat16."""
         torch.manual_seed(0)
         config = Qwen3Config(
@@ -76,7 +76,7 @@ class Shape:
             tie_word_embeddings=True,
         )
         with torch.device(device):
-            return Qwen3ForCausalLM(config).to(torch.bfloat16).eval()
+            return Qwen3ForCausalLM(config).bfloat16().eval()
 
 
 SHAPES = {

@@ -28,12 +28,13 @@ def load(name: str) -> ModuleType:
 
 
 def variants(name: str) -> dict[str, dict[str, object]]:
-    """Settings that the ablation changes, by the name of the variant."""
+    """Settings that the ablation changes, by the name of the variant; the first four unasked."""
     return {
         "identical": {},
         "air": {"air": HERE / name / "air.toml"},
         "discounted": {"credit": "discounted"},
         "turn-group": {"credit": "turn-group"},
+        "turn-group-undiscounted": {"credit": "turn-group", "discount": 1.0},
     }
 
 

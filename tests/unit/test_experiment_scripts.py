@@ -80,6 +80,7 @@ def test_a_variant_changes_credit_alone(trial, name):
         "air": {"air": EXAMPLES / name / "air.toml"},
         "discounted": {"credit": "discounted"},
         "turn-group": {"credit": "turn-group"},
+        "turn-group-undiscounted": {"credit": "turn-group", "discount": 1.0},
     }
     assert (EXAMPLES / name / "air.toml").is_file()
 
