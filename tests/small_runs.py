@@ -66,6 +66,8 @@ class AgentPool:
         await asyncio.Event().wait()
 
     async def work(self) -> None:
+        # As a run does at its start: whoever had leases is gone with the process before.
+        await self._store.expire_leases(now=float("inf"))
         while True:
             for lease in await self._store.claim("w", limit=4, wait_s=30.0):
                 call = Call(
