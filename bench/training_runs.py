@@ -20,6 +20,9 @@ sys.path.append(str(EXAMPLE.parent))
 from calc.recipe import recipe
 
 RECIPE = recipe()
+AGENT = f"{HERE / 'training_agent.py'}:solve"
+AT_ONCE = 128
+"""Agents: all rollouts of a step."""
 _OURS_TO_SET = ("OMP_", "MALLOC_", "MKL_", "KMP_", "GOMP_", "TOKENIZERS_")
 """What a user who only installs a package has not set."""
 
@@ -114,7 +117,8 @@ def tuned(threads: int) -> dict[str, str]:
 
 
 def fulmen(plan: Plan, name: str = "fulmen") -> Run:
-    """`fulmen train` with the demo's settings, to the last step; then its checkpoints in turn.
+    """`fulmen train` with the demo's settings, to the last step; then its checkpoints in turn. The
+    agent has no framework, and nobody watches its tools: TRL's has neither.
 
     It measures a few held-out tasks before the first step, as the demo does, and so begins with
     its workers started; TRL begins with everything imported, too.
@@ -123,6 +127,8 @@ def fulmen(plan: Plan, name: str = "fulmen") -> Run:
     few = plan.folder / "few.jsonl"
     few.write_text("".join(plan.val.read_text().splitlines(keepends=True)[:16]))
     settings = RECIPE | {
+        "agent": AGENT,
+        "workers": AT_ONCE,
         "val": few,
         "eval-every": 0,
         "steps": plan.steps,
@@ -131,7 +137,7 @@ def fulmen(plan: Plan, name: str = "fulmen") -> Run:
         "keep-checkpoints": plan.steps,
         "out": out,
     }
-    _fulmen("train", settings, plan.cap_s)
+    _fulmen("train", settings, plan.cap_s, "--no-tracing")
     lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
     run = Run(name, _from_metrics([line for line in lines if "eval" not in line]))
     for step in run.steps:
@@ -169,10 +175,10 @@ def held_out(plan: Plan, model: Path) -> float:
     return next(event["success"] for event in events if event["type"] == "eval_done")
 
 
-def _fulmen(command: str, settings: Mapping[str, object], limit_s: float) -> list[str]:
+def _fulmen(command: str, settings: Mapping[str, object], limit_s: float, *more: str) -> list[str]:
     """Run a command of ours to its end, or interrupt it; the JSON lines that it printed."""
     flags = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
-    line = [sys.executable, "-m", "fulmen.cli.main", command, "--json", *flags]
+    line = [sys.executable, "-m", "fulmen.cli.main", command, "--json", *flags, *more]
     child = subprocess.Popen(line, env=as_installed(), stdout=subprocess.PIPE, text=True)
     try:
         said, _ = child.communicate(timeout=limit_s)
