@@ -12,7 +12,6 @@ each for many prompts of 512.
 
 import argparse
 import asyncio
-import random
 import statistics
 import time
 from collections.abc import Sequence
@@ -31,8 +30,8 @@ from fulmen.learner.learner import Learner
 from fulmen.learner.objective import Objective
 from fulmen.learner.optimiser import OptimiserConfig
 from fulmen.learner.trees import Forest, plant
-from fulmen.schema.records import Credited, Transition
 from results import result
+from synthetic import group
 
 PEAKS = {
     "A100": 312e12,
@@ -87,34 +86,6 @@ SHAPES = {
 """`tiny` is for trying the script without a GPU."""
 
 
-def group(vocabulary: int, *, prompt: int, sampled: int, observed: int) -> list[Credited]:
-    """Eight rollouts of five turns over random tokens, with a common prompt."""
-    rng = random.Random(0)
-
-    def tokens(count: int) -> tuple[int, ...]:
-        return tuple(rng.randrange(vocabulary) for _ in range(count))
-
-    found, start = [], tokens(prompt)
-    for rollout in range(8):
-        context = start
-        for turn in range(5):
-            completion = tokens(sampled)
-            transition = Transition(
-                rollout_id=str(rollout),
-                call_id=f"{rollout}-{turn}",
-                agent="agent",
-                prompt_ids=context,
-                completion_ids=completion,
-                logprobs=(-11.9,) * sampled,
-                temperature=1.0,
-                version=0,
-            )
-            credited = Credited(transition=transition, advantage=rng.gauss(0, 1), group="g")
-            found.append(credited)
-            context = context + completion + tokens(observed)
-    return found
-
-
 def flops(shape: Shape, forests: Sequence[Forest]) -> float:
     """Operations of a forward and a backward pass that the distinct positions need.
 
@@ -152,8 +123,8 @@ def peak_of(card: str) -> float:
 def measure_learner(name: str, device: str, *, steps: int, peak: float, checkpoint: bool) -> None:
     """Model-FLOP utilisation of whole steps, the optimiser's part included."""
     shape = SHAPES[name]
-    sizes = (64, 8, 4) if name == "tiny" else (1024, 128, 50)
-    items = group(shape.vocabulary, prompt=sizes[0], sampled=sizes[1], observed=sizes[2])
+    prompt, sampled, observed = (64, 8, 4) if name == "tiny" else (1024, 128, 50)
+    items = group(shape.vocabulary, turns=5, prompt=prompt, sampled=sampled, observed=observed)
     model = shape.build(device)
     prepare(model)
     if checkpoint:

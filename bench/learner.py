@@ -11,7 +11,6 @@ python learner.py [--turns 2 5] [--agents calc] [--pairs 5]
 """
 
 import argparse
-import random
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -33,9 +32,10 @@ from fulmen.learner.losses import clipped_surrogate
 from fulmen.learner.objective import Objective
 from fulmen.learner.optimiser import Optimiser, OptimiserConfig
 from fulmen.learner.terms import Terms
-from fulmen.schema.records import Credited, Transition
+from fulmen.schema.records import Credited
 from recorded import EXAMPLES, recorded
 from results import result, together
+from synthetic import group
 
 PROMPT, SAMPLED, OBSERVED, ROLLOUTS, VOCABULARY = 60, 12, 15, 8, 600
 BUDGET = 8192
@@ -59,30 +59,16 @@ def small_model() -> Qwen3ForCausalLM:
 
 
 def synthetic(turns: int) -> list[Credited]:
-    """A group of random rollouts with a common prompt; advantages of both signs."""
-    rng = random.Random(turns)
-
-    def tokens(count: int) -> tuple[int, ...]:
-        return tuple(rng.randrange(VOCABULARY) for _ in range(count))
-
-    found, prompt = [], tokens(PROMPT)
-    for rollout in range(ROLLOUTS):
-        context, advantage = prompt, rng.gauss(0, 1)
-        for turn in range(turns):
-            completion = tokens(SAMPLED)
-            transition = Transition(
-                rollout_id=str(rollout),
-                call_id=f"{rollout}-{turn}",
-                agent="agent",
-                prompt_ids=context,
-                completion_ids=completion,
-                logprobs=(-6.4,) * SAMPLED,
-                temperature=1.0,
-                version=0,
-            )
-            found.append(Credited(transition=transition, advantage=advantage, group="g"))
-            context = context + completion + tokens(OBSERVED)
-    return found
+    """A group of so many turns."""
+    return group(
+        VOCABULARY,
+        turns=turns,
+        prompt=PROMPT,
+        sampled=SAMPLED,
+        observed=OBSERVED,
+        rollouts=ROLLOUTS,
+        seed=turns,
+    )
 
 
 class Rows(NamedTuple):

@@ -33,7 +33,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_operations_of_a_branching_tree_are_counted_once_for_what_is_shared(gpu):
     shape = gpu.Shape(hidden=4, inner=8, layers=1, heads=2, shared=1, width=2, vocabulary=10)
-    items = gpu.group(10, prompt=3, sampled=1, observed=1)[:1]
+    items = gpu.group(10, turns=1, prompt=3, sampled=1, observed=1, rollouts=1)
     (forest,) = gpu.plant(items, 999)
     assert forest.depths.tolist() == [0, 1, 2]
     # Layers: 4 · (2 · 4 + 2 · 2) + 3 · 4 · 8 = 144 weights; attention: 1 + 2 + 3 keys of 4 numbers;
@@ -43,7 +43,7 @@ def test_operations_of_a_branching_tree_are_counted_once_for_what_is_shared(gpu)
 
 
 def test_the_group_that_is_learned_from_has_about_eight_thousand_positions(gpu):
-    items = gpu.group(151_936, prompt=1024, sampled=128, observed=50)
+    items = gpu.group(151_936, turns=5, prompt=1024, sampled=128, observed=50)
     forests = gpu.plant(items, 16_384)
     assert len(forests) == 1, "one tree"
     assert 7_500 < len(forests[0].ids) < 8_500
