@@ -320,3 +320,10 @@ def test_engine_and_learner_of_any_policy_that_disagree_are_a_warning():
 def test_updates_that_were_not_made_are_counted_over_all_policies():
     (note,) = step_notes({"learn/base/skipped_updates": 1.0, "learn/writer/skipped_updates": 2.0})
     assert (note.code, note.text[:11]) == ("not-finite", "3 update(s)")
+
+
+def test_updates_in_which_no_token_had_a_say_are_told():
+    (note,) = step_notes({"learn/base/empty_updates": 1.0, "learn/writer/empty_updates": 1.0})
+    assert (note.level, note.code) == ("warning", "empty")
+    assert note.text.startswith("2 update(s) had a gradient of exactly 0")
+    assert not list(step_notes({"learn/empty_updates": 0.0, "learn/updates": 1.0}))

@@ -81,6 +81,13 @@ def step_notes(metrics: Mapping[str, float]) -> Iterator[Note]:
             f"{skipped:.0f} update(s) had a gradient that is not finite and were not made; lower "
             "the learning rate, or look at a loss or an advantage of your own",
         )
+    if empty := sum(_of_all(metrics, "learn", "empty_updates")):
+        yield _warn(
+            "empty",
+            f"{empty:.0f} update(s) had a gradient of exactly 0 and were not made: no token had a "
+            "say; see learn/unusable_tokens (log-probabilities that are missing) and what the "
+            "correction or the loss leaves out",
+        )
     if (share := metrics.get("collect/truncated", 0.0)) > 0.2:
         yield _warn(
             "truncated",
