@@ -5,7 +5,6 @@
 """
 
 import asyncio
-import contextlib
 import functools
 import math
 import time
@@ -93,7 +92,7 @@ class SqlStore:
         )
         try:
             await self._writer.submit(job)
-            await _done(job, wait_s if wait_s > 0 else None)
+            await self._writer.answers.of(job.future, wait_s if wait_s > 0 else None)
         except asyncio.CancelledError:
             # Too late to withdraw: the leases are on disk, and nobody will ever see them.
             if not job.future.cancel() and not job.future.exception():
@@ -241,17 +240,3 @@ class SqlStore:
     def _give_back(self, leases: list[Lease]) -> None:
         if leases:
             self._writer.later(Job(lambda db: leasing.give_back(db, leases)))
-
-
-async def _done(job: Job[Any], timeout_s: float | None) -> None:
-    """Wait until the job is done or the time is over; the job goes on either way."""
-    loop, arrived = asyncio.get_running_loop(), asyncio.Event()
-
-    def wake(_: object) -> None:
-        with contextlib.suppress(RuntimeError):  # a closed loop has nobody left to wake
-            loop.call_soon_threadsafe(arrived.set)
-
-    job.future.add_done_callback(wake)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(timeout_s):
-            await arrived.wait()

@@ -26,6 +26,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
 from fulmen.schema.errors import FulmenError, StoreError
+from fulmen.store.answers import Answers
 from fulmen.store.database import Change, Database
 from fulmen.store.jobs import Job, Work, do, grouped
 
@@ -81,6 +82,8 @@ class Writer:
             stopped: called once when the writer is closed or stops, with the reason.
         """
         self._database, self._announce, self._stopped = database, announce, stopped
+        self.answers = Answers()
+        """How to wait for jobs."""
         self._changed = threading.Condition()
         self._waiting: deque[Job[Any]] = deque()
         self._end: StoreError | None = None
@@ -97,7 +100,11 @@ class Writer:
         """Do the work and return its value once it is on disk."""
         job = Job(work)
         await self.submit(job)
-        return await asyncio.wrap_future(job.future)
+        try:
+            await self.answers.of(job.future)
+        finally:
+            job.future.cancel()  # nobody waits for it any more; too late for most
+        return job.future.result()
 
     async def submit(self, job: Job[Any]) -> None:
         """Queue a job; waits while too many are queued.
@@ -153,6 +160,7 @@ class Writer:
         return before
 
     def _run(self) -> None:
+        self.answers.collect()
         while (batch := self._next_batch()) is not None:
             if batch:
                 self._commit(batch)
@@ -160,6 +168,7 @@ class Writer:
         for job in self._parked:
             _reject(job, self._end)
         self._stopped(self._end)
+        self.answers.hand_out()
 
     def _next_batch(self) -> list[Job[Any]] | None:
         """All that can be run, claims that were parked first; None when the writer is to end."""
@@ -196,9 +205,11 @@ class Writer:
                 self._wakes = len(self._parked)
             for job in wanted:
                 _reject(job, failure)
+            self.answers.hand_out()
             return
         for job, outcome in done:
             self._settle(job, outcome)
+        self.answers.hand_out()
 
     def _transact(self, wanted: list[Job[Any]]) -> list[Done]:
         """All jobs in one transaction, begun again while that may help."""
@@ -266,6 +277,8 @@ class Writer:
         except Exception:
             # A listener's bug must not make a change look undone that is on disk.
             _log.exception("a listener of the store raised")
+        if job.promised:
+            return  # nobody waits
         try:
             job.future.set_result(outcome.value)
         except InvalidStateError:  # the caller was cancelled meanwhile
@@ -280,6 +293,7 @@ class Writer:
         self._wakes = 0
         for job in lost:
             _reject(job, reason)
+        self.answers.hand_out()
 
     def _in_words(self, error: Exception) -> StoreError:
         if isinstance(error, DBAPIError):
