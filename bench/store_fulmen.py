@@ -3,26 +3,11 @@
 Arguments: `serve` and how many rollouts to queue, or `agents` and a `Crowd` as JSON.
 """
 
-import asyncio
-import contextlib
-import json
 import secrets
-import sys
-import tempfile
-from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
 
-from starlette.applications import Starlette
-
-from fulmen.runner.store_client import StoreClient
 from fulmen.schema.records import Lease, Outcome, Rollout, Span, Task
-from fulmen.server.eventloop import run_fast
-from fulmen.server.http import Listening
-from fulmen.server.store_api import store_routes
 from fulmen.store.base import Store
-from fulmen.store.open import open_store
-from store_load import TEXT, Crowd, Round, run_agents, serve_until_told
+from store_load import TEXT, Round
 
 _GROUP = 8
 DONE = Outcome(output="42")

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from fulmen.schema.records import (
     Call,
     Lease,
     Outcome,
+    Retry,
     Reward,
     Rollout,
     Sampling,
@@ -64,9 +66,9 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "run.db"
 
 
-def rollout(name: str, *, step: int = 1, max_attempts: int = 3) -> Rollout:
+def rollout(name: str, *, step: int = 1, **retry: Any) -> Rollout:
     task = Task(id="t1", input={"question": "1+1?"}, metadata={"answer": 2})
-    return Rollout(id=name, task=task, group="g1", step=step, max_attempts=max_attempts)
+    return Rollout(id=name, task=task, group="g1", step=step, retry=Retry(**retry))
 
 
 def call(lease: Lease, index: int, *, choice: int = 0) -> Call:
@@ -204,7 +206,7 @@ async def test_a_cancelled_claim_takes_nothing_with_it(store):
 
 
 async def test_leases_that_reach_a_cancelled_claim_return_to_the_queue(store):
-    await store.enqueue([rollout("a", max_attempts=1)])
+    await store.enqueue([rollout("a", attempts=1)])
     gone = asyncio.create_task(store.claim("w1"))
     await asyncio.sleep(0)
     # This loop stands still until the claim has been granted, so it learns of it too late.
@@ -220,7 +222,7 @@ async def test_leases_that_reach_a_cancelled_claim_return_to_the_queue(store):
 
 async def test_a_claim_cancelled_while_it_is_granted_leaves_the_rollout_in_the_queue(store):
     first, second = await claimed(store, "x", "y")
-    await store.enqueue([rollout("a", max_attempts=1)])
+    await store.enqueue([rollout("a", attempts=1)])
     hold = Hold(store)
     ends = [asyncio.create_task(store.finish(first, DONE))]
     await hold.reached()
@@ -365,7 +367,7 @@ async def test_those_who_follow_attempts_hear_of_every_end(store):
 
 @pytest.mark.parametrize("failure", ["infrastructure", "timeout"])
 async def test_what_is_not_the_agents_fault_is_retried_until_no_attempt_is_left(store, failure):
-    await store.enqueue([rollout("a", max_attempts=2)])
+    await store.enqueue([rollout("a", attempts=2)])
     (first,) = await store.claim("w1")
     assert await store.finish(first, Outcome(failure=failure, error="lost")) == "queued"
     assert await store.results(["a"]) == []
@@ -377,7 +379,7 @@ async def test_what_is_not_the_agents_fault_is_retried_until_no_attempt_is_left(
 
 
 async def test_a_lease_that_expires_at_the_last_attempt_fails_the_rollout(store):
-    await store.enqueue([rollout("a", max_attempts=1)])
+    await store.enqueue([rollout("a", attempts=1)])
     await store.claim("w1")
     await store.expire_leases(now=FAR_AHEAD)
     assert await store.wait_finished(["a"], timeout_s=0) == ["a"]
@@ -637,10 +639,10 @@ async def test_discarding_keeps_rollouts_that_a_remaining_step_consumed(store):
 
 
 async def test_a_worker_from_before_a_discard_cannot_write_into_the_repeated_rollout(store):
-    await store.enqueue([rollout("a", max_attempts=2)])
+    await store.enqueue([rollout("a", attempts=2)])
     (old,) = await store.claim("w1")
     await store.discard_after(0)
-    await store.enqueue([rollout("a", max_attempts=2)])
+    await store.enqueue([rollout("a", attempts=2)])
     (new,) = await store.claim("w2")
     assert new.attempt > old.attempt
     await store.record_calls([call(old, 0)])
