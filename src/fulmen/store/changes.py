@@ -75,18 +75,19 @@ def enqueue(connection: Connection, new: Mapping[str, rows.Row]) -> Change[int]:
 
 
 def take(
-    connection: Connection, worker: str, limit: int, lease_s: float, secret: bytes
+    connection: Connection, workers: Sequence[tuple[str, int]], lease_s: float, secret: bytes
 ) -> Change[list[Lease]]:
-    """Begin an attempt of each of the oldest queued rollouts."""
+    """Begin an attempt of each of the oldest queued rollouts, for workers that take so many."""
     c, now = tables.rollouts.c, time.time()
     query = select(c.attempt, c.record).where(c.status == "queued").order_by(c.position)
-    query = query.limit(limit)
+    query = query.limit(sum(limit for _, limit in workers))
     found = connection.execute(query.with_for_update(key_share=True, skip_locked=True)).all()
     if not found:
         # What others hold just now may stay in the queue after all, and nobody would tell.
         found = connection.execute(query.with_for_update(key_share=True)).all()
     leases = []
-    for latest, text in found:
+    places = (worker for worker, limit in workers for _ in range(limit))
+    for (latest, text), worker in zip(found, places, strict=False):
         rollout, attempt = rows.from_text(Rollout, text), latest + 1
         lease = Lease(
             rollout=rollout,
@@ -99,7 +100,7 @@ def take(
     if leases:
         connection.execute(_BEGIN, [_of(lease) | {"until": lease.expires} for lease in leases])
         begun = [
-            {"rollout_id": x.rollout.id, "attempt": x.attempt, "worker": worker, "started": now}
+            {"rollout_id": x.rollout.id, "attempt": x.attempt, "worker": x.worker, "started": now}
             for x in leases
         ]
         connection.execute(insert(tables.attempts), begun)
