@@ -89,7 +89,8 @@ def _late(connection: Connection, result: Result, row: State | None) -> Change[S
     before = connection.execute(query).one_or_none()
     if row and before and (before.worker, before.outcome) == (lease.worker, text):
         begun = lease.attempt - row.attempts_before
-        return Change(next_of(failure, begun=begun, retry=lease.rollout.retry).status)
+        retry = retries(connection, [row.id])[row.id]
+        return Change(next_of(failure, begun=begun, retry=retry).status)
     count(connection, "refused_results", 1)
     return Change(Refused(_why(row, lease.attempt)))
 

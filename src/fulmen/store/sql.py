@@ -83,10 +83,18 @@ class SqlStore:
     async def claim(
         self, worker: str, *, limit: int = 1, wait_s: float = 0.0, lease_s: float = 60.0
     ) -> list[Lease]:
-        if limit < 1:
+        return await self.claim_for([(worker, limit)], wait_s=wait_s, lease_s=lease_s)
+
+    async def claim_for(
+        self, workers: Sequence[tuple[str, int]], *, wait_s: float = 0.0, lease_s: float = 60.0
+    ) -> list[Lease]:
+        """As `claim`, for several workers with the most that each of them takes: at once, first
+        come, first served."""
+        wanted = [(worker, limit) for worker, limit in workers if limit > 0]
+        if not wanted:
             return []
         job: Job[list[Lease]] = Job(
-            Alike(self._take, Claim([(worker, limit)], lease_s)),
+            Alike(self._take, Claim(wanted, lease_s)),
             parks=wait_s > 0,
             unwanted=self._give_back,
         )
@@ -99,6 +107,10 @@ class SqlStore:
                 self._give_back(job.future.result())
             raise
         return [] if job.future.cancel() else job.future.result()
+
+    async def give_back(self, leases: Sequence[Lease]) -> None:
+        """Undo a claim whose leases nobody has seen; it costs the rollouts no attempt."""
+        await self._write(lambda db: leasing.give_back(db, leases))
 
     async def heartbeat(self, leases: Sequence[Lease], *, lease_s: float = 60.0) -> list[Lease]:
         return await self._write(lambda db: leasing.renew(db, leases, lease_s))
