@@ -11,14 +11,14 @@ import pytest
 
 import fulmen
 from fulmen.cli.main import cli
-from fulmen.schema.config import EvalConfig, ServeConfig, Settings
+from fulmen.schema.config import EvalConfig, ServeConfig, Settings, WorkConfig
 from fulmen.schema.training import TrainConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src" / "fulmen").rglob("*.py"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 WITHOUT_TORCH = ("schema", "store", "credit", "gateway", "runner", "server", "cli")
-SETTINGS = (TrainConfig, EvalConfig, ServeConfig)
+SETTINGS = (TrainConfig, EvalConfig, ServeConfig, WorkConfig)
 
 
 def imported_at_the_top(path: Path) -> set[str]:
@@ -111,13 +111,13 @@ def test_every_setting_is_read_somewhere():
         assert re.search(rf"\b(config|settings)\.{name}\b", code), name
 
 
-@pytest.mark.parametrize("name", ["train", "eval", "serve"])
+@pytest.mark.parametrize("name", ["train", "eval", "serve", "work"])
 def test_help_shows_at_most_twelve_settings(name):
     shown = [p for p in cli.commands[name].params if not getattr(p, "hidden", False)]
     settings = [p for p in shown if p.name in TrainConfig.model_fields | EvalConfig.model_fields]
     assert 2 <= len(settings) <= 12
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "serve", "export"])
+@pytest.mark.parametrize("command", ["train", "eval", "serve", "work", "export"])
 def test_every_command_is_in_the_readme(command):
     assert f"fulmen {command}" in (ROOT / "README.md").read_text()

@@ -1,9 +1,10 @@
-"""The commands: `fulmen train`, `eval`, `serve`, `export`.
+"""The commands: `fulmen train`, `eval`, `serve`, `work`, `export`.
 
 Everything heavy is imported inside the commands, so that `--help` answers at once.
 """
 
 import errno
+import logging
 import signal
 import sys
 import tempfile
@@ -14,7 +15,7 @@ from pathlib import Path
 import click
 
 from fulmen.cli.options import Loaded, SettingsCommand, load_settings, settings_options
-from fulmen.schema.config import EvalConfig, ServeConfig
+from fulmen.schema.config import EvalConfig, ServeConfig, WorkConfig
 from fulmen.schema.errors import (
     AgentError,
     ConfigError,
@@ -104,6 +105,28 @@ def _serve(config_file: str | None, **flags: object) -> None:
         click.echo("\nended")
 
 
+def _work(config_file: str | None, **flags: object) -> None:
+    """Run agents here for a run on another machine.
+
+    Needs the URL that `fulmen train` prints, and the key in worker.key of the run's folder.
+    """
+    from fulmen.launch.work import work
+
+    loaded: Loaded[WorkConfig] = load_settings(WorkConfig, flags, config_file)
+    config = loaded.config
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+
+    def ready() -> None:
+        click.echo(f"working for {config.server}, {config.workers} agents at once; Ctrl-C ends it")
+
+    def hint(text: str) -> None:
+        click.echo(f"note: {text}")
+
+    counters = work(config, ready=ready, hint=hint)
+    failures = ", ".join(f"{count} {kind}" for kind, count in sorted(counters.failures.items()))
+    click.echo(f"ended; {counters.finished} attempts, failures: {failures or 'none'}")
+
+
 _RESUME = click.Option(["--resume"], is_flag=True, help="Go on with the run in --out.")
 _JSON = click.Option(
     ["--json", "as_json"], is_flag=True, help="Print events as JSON lines.", hidden=True
@@ -113,6 +136,7 @@ for _name, _run, _kind, _extra in (
     ("train", _train, TrainConfig, [_RESUME, _JSON]),
     ("eval", _eval, EvalConfig, [_JSON]),
     ("serve", _serve, ServeConfig, []),
+    ("work", _work, WorkConfig, []),
 ):
     cli.add_command(
         SettingsCommand(

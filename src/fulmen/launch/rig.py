@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from fulmen.credit.rules import Rule
 from fulmen.gateway.app import Gateway
+from fulmen.launch.elsewhere import Elsewhere, expiring, work_command
 from fulmen.launch.others import OtherModels, read_others, served_models
 from fulmen.launch.policy import ServedPolicy
 from fulmen.launch.record import open_record
@@ -18,8 +19,10 @@ from fulmen.runner.agents import load_function, parse_agent
 from fulmen.runner.pool import Pool
 from fulmen.schema.config import RunSettings
 from fulmen.schema.records import RolloutResult, Task
+from fulmen.schema.role_keys import make_role_keys
 from fulmen.server.app import make_app
 from fulmen.server.http import Listening
+from fulmen.server.store_api import StoreApi
 from fulmen.server.traces import traces_routes
 from fulmen.store.sql import SqlStore
 from fulmen.tracing.export import OtlpExporter, read_headers
@@ -92,31 +95,46 @@ async def running(
     """Store, gateway, server and pool around the policies' engines; all ended when the context is
     left, but the engines."""
     store = open_record(folder, settings.store)
+    keys = make_role_keys(store.secret)
+    folder.write_keys(keys)
     try:
         # Whatever ran here before has ended: this process owns the folder.
         await store.expire_leases(now=float("inf"))
         async with served_models(policies, inputs.others, settings) as models:
             gateway = Gateway(models, store, store.secret)
             store.on_attempt_end(gateway.forget)
-            app = make_app(gateway, traces_routes(store, store.secret))
+            api = StoreApi(store, keys)
+            app = make_app(gateway, [*api.routes(), *traces_routes(store, store.secret)])
             hint = functools.partial(_hint, listen)
             async with (
                 aclosing(gateway),
                 Listening(app, settings.host, settings.port) as server,
-                Pool(
-                    store,
-                    parse_agent(settings.agent),
-                    base_url=server.url,
-                    workers=settings.workers,
-                    processes=settings.processes,
-                    trace=hint if settings.tracing else None,
-                ) as pool,
+                aclosing(api),
+                expiring(store),
+                _agents(settings, folder, store, server, listen) as pool,
                 _exporter(settings.otlp_endpoint, hint) as export,
             ):
                 collector = Collector(store, pool, inputs.judge, listen, export)
                 yield Rig(store, collector, server.url)
     finally:
         await store.close()
+
+
+def _agents(
+    settings: RunSettings, folder: RunFolder, store: SqlStore, server: Listening, listen: Listener
+) -> Pool | Elsewhere:
+    """Those of this machine; with 0 workers, those of others."""
+    if settings.workers == 0:
+        command = work_command(server.url_elsewhere, settings.agent, folder.worker_key)
+        return Elsewhere(store, command, listen)
+    return Pool(
+        store,
+        parse_agent(settings.agent),
+        base_url=server.url,
+        workers=settings.workers,
+        processes=settings.processes,
+        trace=functools.partial(_hint, listen) if settings.tracing else None,
+    )
 
 
 def _hint(listen: Listener, text: str) -> None:

@@ -17,6 +17,8 @@ from fulmen.schema.records import Lease, Outcome
 from fulmen.store.base import Store
 
 _CLAIM_WAIT_S = 30.0
+_ENDING_S = 5.0
+"""So long a pool that closes waits for the store to take what has ended."""
 _DEATHS = 5
 """So many processes in a row that died without finishing anything, and the agent is to blame."""
 
@@ -71,6 +73,7 @@ class Pool:
         self._name = f"{socket.gethostname()}-{os.getpid()}"
         self._processes: list[WorkerProcess] = []
         self._tasks: list[asyncio.Task[None]] = []
+        self._endings: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Condition()
         self._broken: asyncio.Future[None] | None = None
         self._deaths_in_a_row = 0
@@ -147,6 +150,13 @@ class Pool:
         counters.finished += 1
         if outcome.failure is not None:
             counters.failures[outcome.failure] = counters.failures.get(outcome.failure, 0) + 1
+        # Beside what the process goes on to report: a store elsewhere takes its time to answer.
+        ending = asyncio.create_task(self._guard(self._finish(lease, outcome)))
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard)
+
+    async def _finish(self, lease: Lease, outcome: Outcome) -> None:
+        counters = self.counters
         try:
             await self._store.finish(lease, outcome)
         except LeaseLost:
@@ -170,7 +180,7 @@ class Pool:
             self._hint(report.text)
 
     async def _keep_leases(self) -> None:
-        """Renew what is running, stop what was taken away, and give lost leases of others back."""
+        """Renew what is running, and stop what was taken away."""
         while True:
             await asyncio.sleep(self._lease_s / 3)
             running = {
@@ -182,7 +192,6 @@ class Pool:
             for lost in await self._store.heartbeat(leases, lease_s=self._lease_s):
                 process, ticket, _ = running[lost.rollout.id, lost.attempt]
                 process.stop(ticket, Outcome(failure="cancelled", error="the lease was taken away"))
-            await self._store.expire_leases()
 
     async def _guard(self, work: Coroutine[None, None, None]) -> None:
         """Run a part of the pool; if it fails, the pool is broken."""
@@ -197,7 +206,11 @@ class Pool:
     async def _close(self) -> None:
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._endings:
+            await asyncio.wait(self._endings, timeout=_ENDING_S)
+        for task in self._endings:
+            task.cancel()
+        await asyncio.gather(*self._tasks, *self._endings, return_exceptions=True)
         await asyncio.gather(*(process.close() for process in self._processes))
         if self._broken is not None:
             self._broken.cancel()

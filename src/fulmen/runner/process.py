@@ -25,6 +25,7 @@ from fulmen.runner.wire import (
 )
 from fulmen.schema.errors import AgentError
 from fulmen.schema.records import Lease, Outcome
+from fulmen.schema.role_keys import KEY_VARIABLE
 
 Ending = Callable[[Lease, Outcome], Awaitable[None]]
 Observation: TypeAlias = Seen | Rewarded | Hint
@@ -37,12 +38,13 @@ _OF_TORCHRUN = (
 
 
 def _for_agents(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what torchrun tells its own processes: an agent that loads PyTorch
-    would take itself for one of them.
+    """The environment without the worker's key, which no agent needs, and without what torchrun
+    tells its own processes: an agent that loads PyTorch would take itself for one of them.
 
     >>> _for_agents({"RANK": "0", "TORCHELASTIC_RUN_ID": "7", "HOME": "/"})
     {'HOME': '/'}
     """
+    environment = {name: value for name, value in environment.items() if name != KEY_VARIABLE}
     if "TORCHELASTIC_RUN_ID" not in environment:
         return dict(environment)
     return {

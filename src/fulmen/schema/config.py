@@ -148,8 +148,9 @@ class RunSettings(Settings):
     store: StoreUrl | None = None
     """`postgresql://user@host/database`: keep the run's record there, in a schema of its own (or
     in `?schema=name`); default: `run.db`, in the run folder. See docs/store.md."""
-    workers: Annotated[int, Common, Field(ge=1)] = 32
-    """How many agents run at the same time; 1 makes a run repeatable token by token."""
+    workers: Annotated[int, Common, Field(ge=0)] = 32
+    """How many agents run at the same time; 1 makes a run repeatable token by token; 0: none here,
+    `fulmen work` runs them elsewhere."""
     seed: int = 0
     """Decides task order and every sampled token."""
     max_tokens: int | None = Field(default=None, ge=1)
@@ -180,7 +181,7 @@ class RunSettings(Settings):
     max_batch: int = Field(default=256, ge=1)
     """Completions the engine works on at once."""
     host: str = "127.0.0.1"
-    """Address the gateway listens on."""
+    """Address the gateway listens on; 0.0.0.0 lets agents of other machines in."""
     port: int = Field(default=0, ge=0, le=65535)
     """Port of the gateway; 0 takes a free one."""
     if_exists: Literal["fail", "resume", "new"] = "fail"
@@ -215,6 +216,28 @@ class ServeConfig(Settings):
     """Completions the engine works on at once."""
     other_models: str | None = None
     """TOML file of models elsewhere or frozen, which clients may ask for by name."""
+
+
+class WorkConfig(Settings):
+    """Settings of `fulmen work`."""
+
+    server: Annotated[str, Common]
+    """URL of the run's server, as `fulmen train` prints it."""
+    agent: Annotated[str, Common]
+    """`file.py:function`, `package.module:function`, any shell command, or the URL of a server."""
+    key_file: Annotated[str | None, Common] = None
+    """File with the run's worker key (`worker.key` in its folder); default: the key itself in the
+    environment, as FULMEN_WORKER_KEY."""
+    workers: Annotated[int, Common, Field(ge=1)] = 32
+    """How many agents run here at the same time."""
+    processes: Annotated[int | None, Common, Field(ge=1)] = None
+    """Worker processes that share the agents; default: one per core."""
+    tracing: bool = True
+    """Watch the agent's framework: who called, which tools ran, how they ended."""
+    lease_s: float = Field(default=60.0, ge=1, le=86400)
+    """A worker that is not heard of for so long, seconds, has its rollouts taken away."""
+    patience_s: float = Field(default=600.0, gt=0)
+    """A server that is away is waited for so long, seconds."""
 
 
 S = TypeVar("S", bound=Settings)

@@ -11,6 +11,8 @@ from typing import Literal, NamedTuple, TypeAlias
 
 Role: TypeAlias = Literal["admin", "worker"]
 
+KEY_VARIABLE = "FULMEN_WORKER_KEY"
+"""Of the environment: where `fulmen work` finds its key."""
 _PREFIX = "fulmen_"
 
 

@@ -43,9 +43,13 @@ class Listening:
 
     @property
     def url(self) -> str:
-        """Base URL without a path."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        """Base URL without a path, for this machine."""
+        return _url(_LOOPBACK.get(self.host, self.host), self.port)
+
+    @property
+    def url_elsewhere(self) -> str:
+        """The same for other machines, if they are let in: with this one's name."""
+        return _url(socket.gethostname() if self.host in _LOOPBACK else self.host, self.port)
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
@@ -65,6 +69,14 @@ class Listening:
         if self._task is not None:
             await self._task
         self._socket.close()
+
+
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - named, not bound
+"""Every address of a machine, and the one that it has for itself."""
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -5,9 +5,9 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
-from fulmen.runner.pool import Pool
+from fulmen.runner.pool import Counters
 from fulmen.schema.records import Rollout, RolloutResult
 from fulmen.store.base import Store
 from fulmen.trainer.events import Listener, Progress
@@ -34,12 +34,25 @@ class Judge:
         return self.grader is not None and "group" in check_grader(self.grader, self.name)
 
 
+class Agents(Protocol):
+    """Those at work on the store's queue."""
+
+    @property
+    def counters(self) -> Counters:
+        """What they have done."""
+        ...
+
+    async def broken(self) -> None:
+        """Wait for what stops them, and raise it; else wait for ever."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Collector:
     """Turns rollouts into graded results through a store that a pool of agents works on."""
 
     store: Store
-    pool: Pool
+    pool: Agents
     judge: Judge
     listen: Listener
     export: Callable[[Sequence[RolloutResult]], None] = lambda _: None

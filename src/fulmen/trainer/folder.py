@@ -4,6 +4,7 @@ runs/calc/
   config.toml       effective settings, each with where it came from
   run.db            the store, or
   store.url         where it is in PostgreSQL, without the password
+  worker.key        what `fulmen work` needs to take part; admin.key does everything
   metrics.jsonl     one line a step, one line an evaluation
   checkpoints/step-000100/   a Hugging Face model folder, plus the optimiser
   checkpoints/step-000100/policies/writer/   the same of an agent's own policy
@@ -24,6 +25,7 @@ from fulmen.schema.config import Settings
 from fulmen.schema.errors import ConfigError
 from fulmen.schema.place import without_password
 from fulmen.schema.records import JSON
+from fulmen.schema.role_keys import RoleKeys
 
 _STORE_URL = "store.url"
 
@@ -48,6 +50,19 @@ class RunFolder:
     def note_store(self, url: str) -> None:
         """Note where the store is, so that `--resume` finds it again."""
         (self.path / _STORE_URL).write_text(without_password(url) + "\n", encoding="utf-8")
+
+    @property
+    def worker_key(self) -> Path:
+        return self.path / "worker.key"
+
+    def write_keys(self, keys: RoleKeys) -> None:
+        """Keep the keys of those who use the store from elsewhere, for the folder's owner only."""
+        for file, key in ((self.worker_key, keys.worker), (self.path / "admin.key", keys.admin)):
+            draft = file.with_suffix(".new")
+            draft.unlink(missing_ok=True)
+            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as text:
+                text.write(key + "\n")
+            draft.replace(file)
 
     @property
     def metrics(self) -> Path:
