@@ -102,6 +102,11 @@ class RunFolder:
         """Keep the end of the run, as JSON."""
         self.path.joinpath("summary.json").write_bytes(data + b"\n")
 
+    def checkpoint_steps(self) -> list[int]:
+        """Steps whose checkpoint is there as a whole, in order."""
+        found = (path.name.removeprefix("step-") for path in self.checkpoints.glob("step-*"))
+        return sorted(int(name) for name in found if name.isdecimal())
+
     def prune_checkpoints(self, keep: int) -> None:
         """Delete all but the newest `keep` checkpoints, and drafts that were never finished."""
         drafts = sorted(self.checkpoints.glob("step-*.new"))
