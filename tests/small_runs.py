@@ -37,8 +37,8 @@ def score(task: Any, rollout: Any) -> float | None:
     return 1.0 if f"t{task}" in DULL else float(sample % 2)
 
 
-CLOCK = ("seconds", "_per_s", "step_s", "collect/retries")
-"""Metrics that no seed repeats, and what tells of an interruption."""
+CLOCK = ("seconds", "_per_s", "step_s")
+"""Metrics that no seed repeats."""
 
 
 def settings(**changes: Any) -> TrainConfig:
@@ -182,8 +182,7 @@ async def train(
 
 
 def shape(run: Run) -> list[tuple[int, tuple[str, ...], dict[str, float]]]:
-    """Everything of a run's record that no clock measures, and no interruption either: rollouts
-    that were begun twice say so."""
+    """Everything of a run's record that no clock measures."""
     return [
         (
             record.step,

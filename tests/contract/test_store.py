@@ -850,6 +850,69 @@ async def test_a_worker_from_before_a_discard_cannot_write_into_the_repeated_rol
     assert await store.finish(last, Outcome(failure="infrastructure")) == "failed"
 
 
+# --- retention
+
+
+async def told(store: SqlStore, *asked: Rollout) -> None:
+    """Have these rollouts finished, each with a call, a span and a reward."""
+    await store.enqueue(asked)
+    for lease in await store.claim("w1", limit=len(asked)):
+        of = {"rollout_id": lease.rollout.id, "attempt": lease.attempt}
+        await store.record_calls([call(lease, 0)])
+        await store.record_spans([Span(id="s1", name="tool", **of)])
+        await store.add_rewards([Reward(**of, value=0.5, source="grader")])
+        await store.finish(lease, DONE)
+
+
+async def bulk(store: SqlStore, *names: str) -> list[tuple[int, int]]:
+    """How many calls and spans each has."""
+    return [(len(one.calls), len(one.spans)) for one in await store.results(names)]
+
+
+async def test_calls_and_spans_of_consumed_rollouts_are_forgotten_step_by_step(store):
+    names = [f"{step}-{n}" for step in (1, 2, 3) for n in range(2)]
+    await told(store, *(rollout(name, step=int(name[0])) for name in names))
+    for step in (1, 2, 3):
+        await store.commit_step(step_record(step, f"{step}-0", f"{step}-1"))
+    assert await store.forget("train", 0, 2) == 4
+    assert await bulk(store, *names) == [(0, 0)] * 4 + [(1, 1)] * 2
+    assert await store.forget("train", 0, 2) == 0, "what is forgotten is not counted twice"
+
+
+async def test_what_was_forgotten_leaves_outcome_reward_and_consumption(store):
+    await told(store, rollout("a"))
+    await store.commit_step(step_record(1, "a"))
+    (before,) = await store.results(["a"])
+    await store.forget("train", 1, 1)
+    assert await store.results(["a"]) == [structs.replace(before, calls=(), spans=())]
+    with pytest.raises(StoreError, match="consumed by step 1"):
+        await store.commit_step(step_record(2, "a"))
+    assert await store.enqueue([rollout("a")]) == 0
+    assert (await store.counts())["succeeded"] == 1
+
+
+async def test_only_what_is_finished_and_used_is_forgotten(store):
+    evaluation = structs.replace(rollout("e"), split="eval")
+    await told(store, rollout("unused"), evaluation)
+    (running,) = await claimed(store, "running")
+    await store.record_calls([call(running, 0)])
+    await store.commit_step(step_record(1))
+    assert await store.forget("train", 0, 9) == 0
+    assert await store.forget("eval", 0, 9) == 1
+    await store.finish(running, DONE)
+    assert await bulk(store, "unused", "e", "running") == [(1, 1), (0, 0), (1, 0)]
+
+
+async def test_more_rollouts_than_one_transaction_takes_are_forgotten_together(store):
+    names = [f"r{n}" for n in range(1100)]
+    leases = await claimed(store, *names)
+    await store.record_calls([call(lease, 0) for lease in leases])
+    await asyncio.gather(*(store.finish(lease, DONE) for lease in leases))
+    await store.commit_step(step_record(1, *names))
+    assert await store.forget("train", 1, 1) == 1100
+    assert set(await bulk(store, *names)) == {(0, 0)}
+
+
 # --- the writer
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import click
 
+from fulmen.cli import upkeep
 from fulmen.cli.options import Loaded, SettingsCommand, load_settings, settings_options
 from fulmen.schema.config import EvalConfig, ServeConfig, WorkConfig
 from fulmen.schema.errors import (
@@ -161,6 +162,10 @@ def export(checkpoint: Path, out: Path) -> None:
 
     write(checkpoint, out)
     click.echo(f"wrote {out}")
+
+
+for _command in (upkeep.archive, upkeep.restore):
+    cli.add_command(_command)
 
 
 def _stop_on_interrupt(stop: threading.Event) -> None:

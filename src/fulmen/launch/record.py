@@ -18,20 +18,37 @@ def open_record(folder: RunFolder, place: str | None) -> SqlStore:
         ConfigError: the run's store is elsewhere.
         StoreError: it cannot be opened, or `place` holds another run.
     """
-    noted = folder.store_url
-    if noted is not None:
-        return open_store(_again(folder, noted, place), new=False)
+    if folder.store_url is not None:
+        return open_store(place_of(folder, place), new=False)
     if place is None:
         return open_store(folder.database)
     if folder.database.exists():
-        raise ConfigError(
-            f"{folder.path}: its store is run.db, not {without_password(place)}",
-            hint="leave --store out, or begin another run",
-        )
+        raise _elsewhere(folder, place)
     url = with_schema(place, schema_name(folder.path.name, secrets.token_hex(3)))
     store = open_store(url, new=True)
     folder.note_store(url)
     return store
+
+
+def place_of(folder: RunFolder, place: str | None) -> str:
+    """Where the store of an existing run is; `place`: its server has moved, or asks for a password.
+
+    Raises:
+        ConfigError: the run's store is elsewhere.
+    """
+    noted = folder.store_url
+    if noted is not None:
+        return _again(folder, noted, place)
+    if place is not None:
+        raise _elsewhere(folder, place)
+    return str(folder.database)
+
+
+def _elsewhere(folder: RunFolder, place: str) -> ConfigError:
+    return ConfigError(
+        f"{folder.path}: its store is run.db, not {without_password(place)}",
+        hint="leave --store out, or begin another run",
+    )
 
 
 def _again(folder: RunFolder, noted: str, place: str | None) -> str:

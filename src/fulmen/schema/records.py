@@ -250,6 +250,9 @@ class RolloutResult(Record, frozen=True, kw_only=True):
     rollout: Rollout
     attempt: int
     outcome: Outcome
+    retries: int = 0
+    """Attempts before the last one; those of an interrupted run, which asked before, not counted.
+    """
     calls: tuple[Call, ...] = ()
     """Of the last attempt, by index."""
     spans: tuple[Span, ...] = ()

@@ -186,6 +186,9 @@ class TrainConfig(CreditSettings, LossSettings, ScaleSettings, RunSettings):
     """Write a checkpoint every so many steps, and always at the end."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Older checkpoints are deleted, this many of the newest stay."""
+    keep_rollouts: int | None = Field(default=None, ge=1)
+    """Steps whose calls and spans are kept, the newest ones; default: all. Rewards and outcomes
+    stay in any case. See docs/store.md."""
 
     @model_validator(mode="before")
     @classmethod

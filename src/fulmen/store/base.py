@@ -21,6 +21,7 @@ from fulmen.schema.records import (
     Rollout,
     RolloutResult,
     Span,
+    Split,
     StepRecord,
 )
 
@@ -142,6 +143,14 @@ class Store(Protocol):
         The weights go back to the checkpoint of `step`, so what came after is asked again, with
         the same ids and seeds: a resumed run follows the undisturbed one. Returns how many
         rollouts were deleted.
+        """
+        ...
+
+    async def forget(self, split: Split, first: int, last: int) -> int:
+        """Delete calls and spans of finished rollouts of steps `first` to `last`; all else stays.
+
+        Of training, only rollouts that a step has consumed. Others may write in between: it is done
+        in small parts. Returns how many rollouts lost something.
         """
         ...
 

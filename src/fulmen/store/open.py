@@ -38,7 +38,7 @@ def open_store(
     Raises:
         StoreError: it is no store, is of another version, cannot be reached, or cannot be written.
     """
-    database = _database(str(where), patience_s)
+    database = open_database(str(where), patience_s)
     try:
         secret = _explained(database, lambda: _prepare(database, secret, new))
         return _explained(database, lambda: SqlStore(database, secret))
@@ -47,7 +47,9 @@ def open_store(
         raise
 
 
-def _database(where: str, patience_s: float | None) -> Database:
+def open_database(where: str, patience_s: float | None = None) -> Database:
+    """The database of a place, to which nothing is connected yet; raises StoreError if it cannot
+    be one."""
     if not is_url(where):
         return SqliteDatabase(where)
     try:
@@ -81,7 +83,7 @@ def _prepare(database: Database, secret: bytes | None, new: bool | None) -> byte
                     f"{database.where}: there is no store",
                     hint="give the place that the run began with",
                 )
-            _make(connection)
+            make_tables(connection)
         elif tables.meta.name not in present:
             raise StoreError(
                 f"{database.where}: it is not a Fulmen store",
@@ -103,8 +105,8 @@ def _prepare(database: Database, secret: bytes | None, new: bool | None) -> byte
     return secret
 
 
-def _make(connection: Connection) -> None:
-    """All tables at once, which is what the migrations lead to one by one (tested)."""
+def make_tables(connection: Connection) -> None:
+    """Make all tables at once, which is what the migrations lead to one by one (tested)."""
     tables.metadata.create_all(connection)
     tables.revision.create(connection)
     head = tables.revision_of(tables.FORMAT)

@@ -95,7 +95,7 @@ def _results(connection: Connection, ids: Collection[str]) -> dict[str, RolloutR
     r, a = tables.rollouts.c, tables.attempts.c
     latest = and_(a.rollout_id == r.id, a.attempt == r.attempt)
     query = (
-        select(r.id, r.status, r.attempt, r.record, a.outcome)
+        select(r.id, r.status, r.attempt, r.attempts_before, r.record, a.outcome)
         .join_from(tables.rollouts, tables.attempts, latest, isouter=True)
         .where(r.id.in_(ids), r.status.in_(sorted(FINISHED)))
     )
@@ -113,6 +113,7 @@ def _results(connection: Connection, ids: Collection[str]) -> dict[str, RolloutR
             rollout=rows.from_text(Rollout, row.record),
             attempt=row.attempt,
             outcome=_outcome(row.status, row.outcome),
+            retries=max(row.attempt - row.attempts_before - 1, 0),
             calls=tuple(sorted(calls[row.id], key=lambda call: (call.index, call.choice))),
             spans=tuple(sorted(spans[row.id], key=lambda span: span.started)),
             rewards=tuple(rewards[row.id]),

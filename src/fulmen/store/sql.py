@@ -24,9 +24,10 @@ from fulmen.schema.records import (
     Rollout,
     RolloutResult,
     Span,
+    Split,
     StepRecord,
 )
-from fulmen.store import changes, endings, leasing, reads, rows, tables
+from fulmen.store import changes, endings, leasing, reads, retention, rows, tables
 from fulmen.store.base import AttemptEnded, Status
 from fulmen.store.database import READERS, Change, Database
 from fulmen.store.endings import Result
@@ -183,6 +184,16 @@ class SqlStore:
 
     async def discard_after(self, step: int) -> int:
         return await self._write(lambda db: changes.discard_after(db, step))
+
+    async def forget(self, split: Split, first: int, last: int) -> int:
+        total = 0
+        for step in range(first, last + 1):
+            behind: int | None = -1
+            while behind is not None:
+                work = functools.partial(retention.empty, split=split, step=step, behind=behind)
+                done = await self._write(work)
+                total, behind = total + done.rollouts, done.behind
+        return total
 
     async def counts(self) -> dict[str, int]:
         return await self._read(reads.counts)

@@ -127,7 +127,7 @@ class Collector:
                 total=total,
                 running=state.running,
                 failed=sum(bool(item.result.outcome.failure) for item in graded.values()),
-                retried=sum(item.result.attempt - 1 for item in graded.values()),
+                retried=sum(item.result.retries for item in graded.values()),
                 reward=math.fsum(rewards) / len(rewards) if rewards else None,
             )
         )

@@ -28,12 +28,14 @@ from fulmen.schema.records import JSON
 from fulmen.schema.role_keys import RoleKeys
 
 _STORE_URL = "store.url"
+_LOCK = "run.lock"
 
 
 class RunFolder:
     """One run's files; at most one process owns a folder at a time."""
 
-    def __init__(self, path: Path, lock: IO[str]) -> None:
+    def __init__(self, path: Path, lock: IO[str] | None) -> None:
+        """`lock`: what keeps others out until it is closed; None: nobody else knows of it."""
         self.path = path
         self._lock = lock
 
@@ -117,6 +119,11 @@ class RunFolder:
         """Keep the end of the run, as JSON."""
         self.path.joinpath("summary.json").write_bytes(data + b"\n")
 
+    def checkpoint_steps(self) -> list[int]:
+        """Steps whose checkpoint is there as a whole, in order."""
+        found = (path.name.removeprefix("step-") for path in self.checkpoints.glob("step-*"))
+        return sorted(int(name) for name in found if name.isdecimal())
+
     def prune_checkpoints(self, keep: int) -> None:
         """Delete all but the newest `keep` checkpoints, and drafts that were never finished."""
         drafts = sorted(self.checkpoints.glob("step-*.new"))
@@ -134,7 +141,8 @@ class RunFolder:
         trace: TracebackType | None,
     ) -> None:
         """Let other processes have the folder."""
-        self._lock.close()
+        if self._lock is not None:
+            self._lock.close()
 
 
 def _toml(value: JSON) -> str:
@@ -168,16 +176,35 @@ def open_folder(wanted: str | None, name: str, if_exists: str) -> tuple[RunFolde
     if exists and if_exists == "new":
         path = _next_free(path)
     resume = exists and if_exists == "resume"
-    if resume and not any((path / name).exists() for name in ("run.db", _STORE_URL)):
+    if resume:
+        return take_folder(path), True
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be used as run folder ({error.strerror})") from error
+    return RunFolder(path, _lock(path)), False
+
+
+def take_folder(path: Path) -> RunFolder:
+    """Have the folder of an existing run for oneself.
+
+    Raises:
+        ConfigError: it is none, it belongs to a running process, or it cannot be used.
+    """
+    if not any((path / name).exists() for name in ("run.db", _STORE_URL)):
         raise ConfigError(
             f"{path} is not the folder of a run: it has no run.db and no {_STORE_URL}"
         )
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = _lock(path)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be used as run folder ({error.strerror})") from error
-    return RunFolder(path, lock), resume
+    return RunFolder(path, _lock(path))
+
+
+def is_own_file(name: str) -> bool:
+    """Whether a file in a run's folder belongs to that folder alone: the store, the lock, drafts.
+
+    >>> is_own_file("run.db-wal"), is_own_file("run.db.format-3"), is_own_file("metrics.jsonl")
+    (True, True, False)
+    """
+    return name.startswith("run.db") or name in (_STORE_URL, _LOCK) or name.endswith(".new")
 
 
 def _next_free(path: Path) -> Path:
@@ -188,7 +215,10 @@ def _next_free(path: Path) -> Path:
 
 
 def _lock(path: Path) -> IO[str]:
-    lock = (path / "run.lock").open("a+")
+    try:
+        lock = (path / _LOCK).open("a+")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be used as run folder ({error.strerror})") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from msgspec import convert, structs
 
+from fulmen.schema.errors import ConfigError
 from fulmen.schema.records import JSON, StepRecord
 from fulmen.store.base import Store
 from fulmen.trainer.events import EvalDone
@@ -61,13 +62,26 @@ def eval_line(done: EvalDone) -> dict[str, JSON]:
     return {"eval": done.mode, **structs.asdict(done)}
 
 
+def saved_steps(folder: RunFolder, records: Sequence[StepRecord]) -> list[StepRecord]:
+    """The steps that a run can go back to: those on record whose checkpoint is there."""
+    return [r for r in records if r.checkpoint and (folder.path / r.checkpoint).is_dir()]
+
+
 async def go_on(folder: RunFolder, store: Store) -> History:
     """Put a run back to its last checkpoint: what came after is forgotten, and asked again.
 
     Safe to repeat, if this is interrupted as well.
+
+    Raises:
+        ConfigError: all its checkpoints were taken away; nothing is forgotten then.
     """
     records = await store.steps()
-    saved = [r for r in records if r.checkpoint and (folder.path / r.checkpoint).is_dir()]
+    saved = saved_steps(folder, records)
+    if not saved and any(record.checkpoint for record in records):
+        raise ConfigError(
+            f"{folder.path} has no checkpoint of its {len(records)} steps any more",
+            hint="put one back into checkpoints/, or begin another run",
+        )
     step = saved[-1].step if saved else 0
     await store.discard_after(step)
     # A checkpoint may be there whose step is not on record.

@@ -27,6 +27,7 @@ from fulmen.trainer.folder import RunFolder
 from fulmen.trainer.health import hacking_notes, refuse_hopeless, refuse_unselected, step_notes
 from fulmen.trainer.history import History, eval_line, step_line
 from fulmen.trainer.learners import Learners
+from fulmen.trainer.retention import Retention
 from fulmen.trainer.sampling import collect_step
 from fulmen.trainer.statistics import rollout_metrics
 from fulmen.trainer.tasks import task_order
@@ -55,6 +56,7 @@ async def run_steps(parts: Parts, history: History) -> None:
     config = parts.config
     parts.scorers.check(parts.crediting)
     parts.folder.prune_checkpoints(config.keep_checkpoints)
+    retention = Retention(parts.folder, parts.store, config.keep_rollouts)
     before, watch = history.seconds + _measured(config, history), Stopwatch()
     await _evaluate(parts, history)
     if history.step == 0:
@@ -65,6 +67,7 @@ async def run_steps(parts: Parts, history: History) -> None:
         record = structs.replace(record, seconds=before + watch.seconds)
         history.add(record)
         await _commit(parts, history, record)
+        await retention.after(record.step)
         await _evaluate(parts, history)
         if history.step < config.steps:
             history.seconds = before + watch.seconds

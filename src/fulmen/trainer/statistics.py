@@ -55,7 +55,7 @@ def rollout_metrics(graded: Sequence[Graded], seconds: float) -> dict[str, float
         "collect/excluded": float(len(graded) - len(counted)),
         "collect/left_out": float(sum(bool(item.left_out) for item in graded)),
         "collect/agent_errors": float(sum(item.source == "failure" for item in graded)),
-        "collect/retries": float(sum(item.result.attempt - 1 for item in graded)),
+        "collect/retries": float(sum(item.result.retries for item in graded)),
         "collect/calls_per_rollout": len(calls) / len(graded) if graded else 0.0,
         "collect/refused_calls": float(len(asked) - len(calls)),
         "collect/drifted_calls": float(sum(call.drift is not None for call in calls)),
