@@ -25,6 +25,7 @@ from fulmen.schema.records import (
     Rollout,
     RolloutResult,
     Span,
+    Split,
     StepRecord,
 )
 from fulmen.store import verbs
@@ -146,6 +147,9 @@ class StoreClient:
 
     async def discard_after(self, step: int) -> int:
         return await self._ask(int, verbs.DiscardAfter(step=step))
+
+    async def forget(self, split: Split, first: int, last: int) -> int:
+        return await self._ask(int, verbs.Forget(split=split, first=first, last=last))
 
     async def counts(self) -> dict[str, int]:
         return await self._ask(dict, verbs.Counts())

@@ -107,6 +107,7 @@ class Answering:
             verbs.AddCheckpoint: lambda ask: store.add_checkpoint(ask.step, ask.folder),
             verbs.Steps: lambda _: store.steps(),
             verbs.DiscardAfter: lambda ask: store.discard_after(ask.step),
+            verbs.Forget: lambda ask: store.forget(ask.split, ask.first, ask.last),
             verbs.Counts: lambda _: store.counts(),
             verbs.Ends: self._ends_since,
         }

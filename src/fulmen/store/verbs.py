@@ -19,6 +19,7 @@ from fulmen.schema.records import (
     Rollout,
     RolloutResult,
     Span,
+    Split,
     StepRecord,
     Task,
 )
@@ -176,6 +177,14 @@ class DiscardAfter(Ask, frozen=True, kw_only=True, tag="discard_after"):
     step: int
 
 
+class Forget(Ask, frozen=True, kw_only=True, tag="forget"):
+    """Answered with the number of rollouts concerned."""
+
+    split: Split
+    first: int
+    last: int
+
+
 class Counts(Ask, frozen=True, kw_only=True, tag="counts"):
     """Answered with numbers by name."""
 
@@ -229,6 +238,7 @@ Question: TypeAlias = (
     | AddCheckpoint
     | Steps
     | DiscardAfter
+    | Forget
     | Counts
     | Ends
 )
@@ -251,6 +261,7 @@ _ANSWERS: dict[type[Ask], object] = {
     AddCheckpoint: None,
     Steps: list[StepRecord],
     DiscardAfter: int,
+    Forget: int,
     Counts: dict[str, int],
     Ends: Heard,
 }
