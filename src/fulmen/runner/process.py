@@ -153,6 +153,8 @@ class WorkerProcess:
         while (report := await receive_report(self._reports)) is not None:
             if isinstance(report, Ended):
                 self.finished += 1
+                if not report.stopped:  # it had ended when it was to be stopped
+                    self._verdicts.pop(report.ticket, None)
                 self._settle(report.ticket, report.outcome)
                 if report.stuck:
                     self._stuck.add(report.ticket)

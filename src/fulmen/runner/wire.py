@@ -81,6 +81,8 @@ class Ended(Record, frozen=True, kw_only=True, tag="ended"):
 
     ticket: int
     outcome: Outcome
+    stopped: bool = False
+    """Not by itself, but after it was told to."""
     stuck: bool = False
     """Its thread goes on all the same, until `Freed` is told."""
 

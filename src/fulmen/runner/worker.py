@@ -105,9 +105,8 @@ class _Attempts:
         """End all, within a few seconds."""
         for ticket in self._tasks:
             self.stop(ticket)
-        await asyncio.wait(
-            [*self._tasks.values(), asyncio.create_task(asyncio.sleep(0))], timeout=3
-        )
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=3)
 
     async def _attempt(self, order: Start) -> Outcome:
         try:
@@ -130,13 +129,13 @@ class _Attempts:
         else:
             outcome = Outcome(failure="agent", error="CancelledError: it cancelled its own task")
         stuck = self._stuck.pop(ticket, None)
-        report = Ended(ticket=ticket, outcome=outcome, stuck=stuck is not None)
+        report = Ended(ticket=ticket, outcome=outcome, stopped=stopped, stuck=stuck is not None)
         try:
             self._reports.send(report)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             why = f"its outcome cannot be written as JSON ({error!r})"
             lost = Outcome(failure="agent", error=why)
-            self._reports.send(Ended(ticket=ticket, outcome=lost))
+            self._reports.send(Ended(ticket=ticket, outcome=lost, stopped=stopped))
         if stuck is not None:
             stuck.add_done_callback(lambda _: self._reports.send(Freed(ticket=ticket)))
 
