@@ -7,6 +7,7 @@ no look-up is needed when a call arrives.
 
 import base64
 import hmac
+from functools import lru_cache
 from hashlib import sha256
 
 from fulmen.schema.clock import steady_time
@@ -67,7 +68,16 @@ def read_key(key: str, secret: bytes, *, now: float | None = None) -> KeyClaims:
 
 
 def _sign(body: bytes, secret: bytes) -> bytes:
-    return hmac.digest(secret, body, sha256)
+    # Of a copy, because the one-shot function lets go of the interpreter, and the store's thread
+    # then waits for its turn at every key.
+    signing = _signer(secret).copy()
+    signing.update(body)
+    return signing.digest()
+
+
+@lru_cache(maxsize=8)
+def _signer(secret: bytes) -> hmac.HMAC:
+    return hmac.new(secret, digestmod=sha256)
 
 
 def _encode(data: bytes) -> str:

@@ -4,8 +4,7 @@ They run in the writer's transaction, as those of `fulmen.store.changes` do.
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import compress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import Connection, Double, bindparam, literal, or_, select, update
 
@@ -15,8 +14,10 @@ from fulmen.store.base import FINISHED, Status
 from fulmen.store.changes import count
 from fulmen.store.database import Change, soonest
 from fulmen.store.leasing import ATTEMPT
-from fulmen.store.lifecycle import OPEN, is_current, next_of
+from fulmen.store.lifecycle import OPEN, Next, is_current, next_of
 from fulmen.store.reads import CANCELLED, State, retries, states
+
+T = TypeVar("T")
 
 _LEASE_OVER = Outcome(failure="infrastructure", error="the worker's lease expired")
 _TOO_LONG = Outcome(failure="timeout", error="the deadline was over, and the worker told no end")
@@ -51,28 +52,45 @@ class _Ending(NamedTuple):
     """The outcome as JSON."""
 
 
-def finish(
-    connection: Connection, lease: Lease, failure: FailureKind | None, outcome: str
-) -> Change[Status | Refused]:
-    """End an attempt with an outcome (JSON text); one that ended so before gets the same answer."""
-    row = states(connection, [lease.rollout.id], hold=True).get(lease.rollout.id)
-    if row and is_current(row.status, latest=row.attempt, attempt=lease.attempt):
-        ended = _end(connection, [_Ending(row, failure, outcome)])
-        return Change(
-            ended.value[0],
-            queued=ended.queued,
-            due_s=ended.due_s,
-            finished=ended.finished,
-            ended=ended.ended,
-        )
+class Result(NamedTuple):
+    """What a worker tells of the end of its attempt."""
+
+    lease: Lease
+    failure: FailureKind | None
+    text: str
+    """The outcome as JSON."""
+
+
+def finish(connection: Connection, results: Sequence[Result]) -> list[Change[Status | Refused]]:
+    """End attempts; one that ended so before gets the same answer."""
+    found = states(connection, (result.lease.rollout.id for result in results), hold=True)
+    endings: dict[int, _Ending] = {}
+    for place, (lease, failure, text) in enumerate(results):
+        row = found.get(lease.rollout.id)
+        if row and is_current(row.status, latest=row.attempt, attempt=lease.attempt):
+            endings[place] = _Ending(row, failure, text)
+            del found[row.id]  # what comes of it is known once it is written
+    ended = dict(zip(endings, _end(connection, list(endings.values())), strict=True))
+    late = [result for place, result in enumerate(results) if place not in ended]
+    found = states(connection, (result.lease.rollout.id for result in late))
+    return [
+        ended.get(place) or _late(connection, result, found.get(result.lease.rollout.id))
+        for place, result in enumerate(results)
+    ]
+
+
+def _late(connection: Connection, result: Result, row: State | None) -> Change[Status | Refused]:
+    """The answer to a result of an attempt that does not run."""
+    lease, failure, text = result
     a = tables.attempts.c
     query = select(a.worker, a.outcome).where(
         a.rollout_id == lease.rollout.id, a.attempt == lease.attempt
     )
     before = connection.execute(query).one_or_none()
-    if row and before and (before.worker, before.outcome) == (lease.worker, outcome):
+    if row and before and (before.worker, before.outcome) == (lease.worker, text):
         begun = lease.attempt - row.attempts_before
-        return Change(next_of(failure, begun=begun, retry=lease.rollout.retry).status)
+        retry = retries(connection, [row.id])[row.id]
+        return Change(next_of(failure, begun=begun, retry=retry).status)
     count(connection, "refused_results", 1)
     return Change(Refused(_why(row, lease.attempt)))
 
@@ -95,7 +113,7 @@ def cancel(connection: Connection, rollout_ids: Iterable[str]) -> Change[int]:
     ]
     text = rows.to_text(CANCELLED, "the cancellation")
     ended = _end(connection, [_Ending(row, CANCELLED.failure, text) for row in wanted])
-    return Change(len(wanted), finished=ended.finished, ended=ended.ended)
+    return _as_one(len(wanted), ended)
 
 
 def expire(connection: Connection, now: float | None = None) -> Change[list[str]]:
@@ -110,51 +128,57 @@ def expire(connection: Connection, now: float | None = None) -> Change[list[str]
     query = query.order_by(c.position).with_for_update(key_share=True)
     over = {row.id: _LEASE_OVER if row.lost else _TOO_LONG for row in connection.execute(query)}
     found = states(connection, over)
-    ended = _end(
-        connection,
-        [
-            _Ending(found[name], outcome.failure, rows.to_text(outcome, "the end"))
-            for name, outcome in over.items()
-        ],
-    )
+    endings = [
+        _Ending(found[name], outcome.failure, rows.to_text(outcome, "the end"))
+        for name, outcome in over.items()
+    ]
+    return _as_one(list(over), _end(connection, endings))
+
+
+def _as_one(value: T, changes: Sequence[Change[Any]]) -> Change[T]:
     return Change(
-        list(over),
-        queued=ended.queued,
-        due_s=ended.due_s,
-        finished=ended.finished,
-        ended=ended.ended,
+        value,
+        queued=sum(change.queued for change in changes),
+        due_s=soonest(change.due_s for change in changes),
+        finished=tuple(name for change in changes for name in change.finished),
+        ended=tuple(end for change in changes for end in change.ended),
     )
 
 
-def _end(connection: Connection, endings: Sequence[_Ending]) -> Change[list[Status]]:
-    """Move rollouts to their next status, and close the attempts of those that run.
-
-    The value is the status of each.
-    """
-    if not endings:
-        return Change([])
+def _end(connection: Connection, endings: Sequence[_Ending]) -> list[Change[Status | Refused]]:
+    """Move rollouts to their next status, and close the attempts of those that run."""
     failed = [x.of.id for x in endings if x.failure not in (None, "cancelled")]
     retry = retries(connection, failed)
-    moved, following = [], []
-    for row, failure, text in endings:
-        begun = row.attempt - row.attempts_before
-        coming = next_of(failure, begun=begun, retry=retry.get(row.id, Retry()))
-        following.append(coming)
-        pause = coming.pause_s or None
-        moved.append(_of(row) | {"to": coming.status, "pause": pause, "text": text})
-    connection.execute(_SET_STATUS, moved)
-    running = [row.status == "running" for row, _, _ in endings]
-    if closed := list(compress(moved, running)):
+    following = [
+        next_of(
+            failure,
+            begun=row.attempt - row.attempts_before,
+            retry=retry.get(row.id, Retry()),
+        )
+        for row, failure, _ in endings
+    ]
+    moved = [
+        {"of": row.id, "to": coming.status, "pause": coming.pause_s or None}
+        for (row, _, _), coming in zip(endings, following, strict=True)
+    ]
+    closed = [
+        {"of": row.id, "number": row.attempt, "text": text}
+        for row, _, text in endings
+        if row.status == "running"
+    ]
+    if moved:
+        connection.execute(_SET_STATUS, moved)
+    if closed:
         connection.execute(_END_ATTEMPT, closed)
-    rests = [coming.pause_s for coming in following if coming.status == "queued"]
+    return [_change(row, coming) for (row, _, _), coming in zip(endings, following, strict=True)]
+
+
+def _change(row: State, coming: Next) -> Change[Status | Refused]:
+    queued = coming.status == "queued"
     return Change(
-        [coming.status for coming in following],
-        queued=rests.count(0.0),
-        due_s=soonest(pause for pause in rests if pause),
-        finished=tuple(move["of"] for move in moved if move["to"] in FINISHED),
-        ended=tuple((move["of"], move["number"]) for move in compress(moved, running)),
+        coming.status,
+        queued=int(queued and not coming.pause_s),
+        due_s=coming.pause_s if queued and coming.pause_s else None,
+        finished=(row.id,) if coming.status in FINISHED else (),
+        ended=((row.id, row.attempt),) if row.status == "running" else (),
     )
-
-
-def _of(row: State) -> dict[str, Any]:
-    return {"of": row.id, "number": row.attempt}

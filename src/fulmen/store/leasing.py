@@ -3,8 +3,8 @@
 They run in the writer's transaction, as those of `fulmen.store.changes` do.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, and_, bindparam, delete, func, insert, or_, select, update
 
@@ -48,49 +48,92 @@ _GIVE_BACK = (
         deadline=None,
     )
 )
-_NEW = {
-    "rollout_id": bindparam("of"),
-    "attempt": bindparam("number"),
-    "worker": bindparam("by"),
-    "started": bindparam("at"),
-}
+_NEW = insert(tables.attempts).values(
+    rollout_id=bindparam("of"),
+    attempt=bindparam("number"),
+    worker=bindparam("by"),
+    started=bindparam("at"),
+)
+_OLDEST = (
+    select(tables.rollouts.c.attempt, tables.rollouts.c.record, tables.now().label("now"))
+    .where(
+        tables.rollouts.c.status == "queued",
+        or_(
+            tables.rollouts.c.not_before.is_(None),
+            tables.rollouts.c.not_before <= tables.now(),
+            # Further away than any rest can be: the clock was set back, and they are due.
+            tables.rollouts.c.not_before > tables.now() + LONGEST_PAUSE_S,
+        ),
+    )
+    .order_by(tables.rollouts.c.position)
+    .limit(bindparam("most"))
+)
+_NEXT = _OLDEST.with_for_update(key_share=True, skip_locked=True)
+_NEXT_HELD = _OLDEST.with_for_update(key_share=True)
+
+
+class Claim(NamedTuple):
+    """What is asked for at once: for these workers, each with the most that it takes."""
+
+    workers: Sequence[tuple[str, int]]
+    lease_s: float
+
+    def places(self) -> Iterator[str]:
+        """A worker's name for each rollout that it takes."""
+        return (worker for worker, limit in self.workers for _ in range(limit))
 
 
 def take(
-    connection: Connection, worker: str, limit: int, lease_s: float, secret: bytes
-) -> Change[list[Lease]]:
-    """Begin an attempt of each of the oldest queued rollouts that do not rest."""
-    c = tables.rollouts.c
-    # Further away than any rest can be: the clock was set back, and they are due.
-    rested = or_(
-        c.not_before.is_(None),
-        c.not_before <= tables.now(),
-        c.not_before > tables.now() + LONGEST_PAUSE_S,
-    )
-    query = select(c.attempt, c.record, tables.now().label("now"))
-    query = query.where(c.status == "queued", rested).order_by(c.position).limit(limit)
-    found = connection.execute(query.with_for_update(key_share=True, skip_locked=True)).all()
-    if not found:
+    connection: Connection, claims: Sequence[Claim], *, secret: bytes
+) -> list[Change[list[Lease]]]:
+    """Begin an attempt of each of the oldest queued rollouts that do not rest.
+
+    Who asked first is served first.
+    """
+    most = sum(limit for claim in claims for _, limit in claim.workers)
+    found = connection.execute(_NEXT, {"most": most}).all()
+    if len(found) < len(claims):
         # What others hold just now may stay in the queue after all, and nobody would tell.
-        found = connection.execute(query.with_for_update(key_share=True)).all()
-    if not found:
-        return Change([], due_s=_first_due(connection))
-    leases, begun = [], []
-    for latest, text, now in found:
-        rollout, attempt = rows.from_text(Rollout, text), latest + 1
-        lease = Lease(
-            rollout=rollout,
-            attempt=attempt,
-            worker=worker,
-            key=_key(rollout, attempt, secret),
-            expires=now + lease_s,
-        )
-        leases.append(lease)
-        at_most = now + rollout.deadline_s + DEADLINE_GRACE_S
-        begun.append(_of(lease) | {"until": lease.expires, "at_most": at_most, "at": now})
-    connection.execute(_BEGIN, begun)
-    connection.execute(insert(tables.attempts).values(_NEW), [x | {"by": worker} for x in begun])
-    return Change(leases)
+        found = connection.execute(_NEXT_HELD, {"most": most}).all()
+    left = iter(found)
+    taken = [
+        [
+            (row.now, _lease(row.record, row.attempt + 1, worker, row.now + claim.lease_s, secret))
+            for worker, row in zip(claim.places(), left, strict=False)
+        ]
+        for claim in claims
+    ]
+    _begin(connection, [begun for part in taken for begun in part])
+    due_s = None if all(taken) else _first_due(connection)
+    return [Change([lease for _, lease in part], due_s=None if part else due_s) for part in taken]
+
+
+def _lease(text: str, attempt: int, worker: str, expires: float, secret: bytes) -> Lease:
+    rollout = rows.from_text(Rollout, text)
+    return Lease(
+        rollout=rollout,
+        attempt=attempt,
+        worker=worker,
+        key=_key(rollout, attempt, secret),
+        expires=expires,
+    )
+
+
+def _begin(connection: Connection, begun: Sequence[tuple[float, Lease]]) -> None:
+    """Write down attempts that begin at these times."""
+    moves = [
+        _of(lease)
+        | {
+            "by": lease.worker,
+            "at": now,
+            "until": lease.expires,
+            "at_most": now + lease.rollout.deadline_s + DEADLINE_GRACE_S,
+        }
+        for now, lease in begun
+    ]
+    if moves:
+        connection.execute(_BEGIN, moves)
+        connection.execute(_NEW, moves)
 
 
 def _first_due(connection: Connection) -> float | None:

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
-from sqlalchemy import Connection, Table, and_, func, select
+from sqlalchemy import Connection, Table, and_, bindparam, func, select
 
 from fulmen.schema.records import (
     Call,
@@ -40,6 +40,13 @@ class State(NamedTuple):
     """Begun before the rollout was discarded and asked again; they do not count as tries."""
 
 
+_STATES = select(*(tables.rollouts.c[name] for name in State._fields)).where(
+    tables.rollouts.c.id.in_(bindparam("ids", expanding=True))
+)
+# In one order, so that two processes that want the same ones do not block each other.
+_STATES_HELD = _STATES.order_by(tables.rollouts.c.id).with_for_update(key_share=True)
+
+
 def parts(items: Sequence[T]) -> Iterator[Sequence[T]]:
     """The items in order, as many at a time as one statement may name."""
     return (items[start : start + _PART] for start in range(0, len(items), _PART))
@@ -52,15 +59,10 @@ def states(
 
     `hold`: they stay as they are until the transaction ends, whatever other processes want.
     """
-    c = tables.rollouts.c
-    columns = [c[name] for name in State._fields]
+    query = _STATES_HELD if hold else _STATES
     found: dict[str, State] = {}
     for part in parts(sorted(set(rollout_ids))):
-        query = select(*columns).where(c.id.in_(part))
-        if hold:
-            # In one order, so that two processes that want the same ones do not block each other.
-            query = query.order_by(c.id).with_for_update(key_share=True)
-        for row in connection.execute(query):
+        for row in connection.execute(query, {"ids": part}):
             found[row.id] = State._make(row)
     return found
 

@@ -5,7 +5,6 @@
 """
 
 import asyncio
-import contextlib
 import functools
 import math
 import time
@@ -30,8 +29,11 @@ from fulmen.schema.records import (
 from fulmen.store import changes, endings, leasing, reads, rows, tables
 from fulmen.store.base import AttemptEnded, Status
 from fulmen.store.database import READERS, Change, Database
+from fulmen.store.endings import Result
+from fulmen.store.jobs import Alike, Job, Way
+from fulmen.store.leasing import Claim
 from fulmen.store.watch import Watch
-from fulmen.store.writer import Job, Keeping, Writer, patiently
+from fulmen.store.writer import Writer, patiently
 
 T = TypeVar("T")
 
@@ -57,6 +59,7 @@ class SqlStore:
         self.secret = secret
         """Signs rollout keys: what the gateway checks them with."""
         self._database = database
+        self._take = functools.partial(leasing.take, secret=secret)
         self._readers = ThreadPoolExecutor(READERS, "fulmen-store-reader")
         self._watch = Watch()
         self._listeners: list[AttemptEnded] = []
@@ -80,22 +83,34 @@ class SqlStore:
     async def claim(
         self, worker: str, *, limit: int = 1, wait_s: float = 0.0, lease_s: float = 60.0
     ) -> list[Lease]:
-        if limit < 1:
+        return await self.claim_for([(worker, limit)], wait_s=wait_s, lease_s=lease_s)
+
+    async def claim_for(
+        self, workers: Sequence[tuple[str, int]], *, wait_s: float = 0.0, lease_s: float = 60.0
+    ) -> list[Lease]:
+        """As `claim`, for several workers with the most that each of them takes: at once, first
+        come, first served."""
+        wanted = [(worker, limit) for worker, limit in workers if limit > 0]
+        if not wanted:
             return []
         job: Job[list[Lease]] = Job(
-            lambda db: leasing.take(db, worker, limit, lease_s, self.secret),
+            Alike(self._take, Claim(wanted, lease_s)),
             parks=wait_s > 0,
             unwanted=self._give_back,
         )
         try:
             await self._writer.submit(job)
-            await _done(job, wait_s if wait_s > 0 else None)
+            await self._writer.answers.of(job.future, wait_s if wait_s > 0 else None)
         except asyncio.CancelledError:
             # Too late to withdraw: the leases are on disk, and nobody will ever see them.
             if not job.future.cancel() and not job.future.exception():
                 self._give_back(job.future.result())
             raise
         return [] if job.future.cancel() else job.future.result()
+
+    async def give_back(self, leases: Sequence[Lease]) -> None:
+        """Undo a claim whose leases nobody has seen; it costs the rollouts no attempt."""
+        await self._write(lambda db: leasing.give_back(db, leases))
 
     async def heartbeat(self, leases: Sequence[Lease], *, lease_s: float = 60.0) -> list[Lease]:
         return await self._write(lambda db: leasing.renew(db, leases, lease_s))
@@ -105,7 +120,7 @@ class SqlStore:
 
     async def record_calls(self, calls: Sequence[Call]) -> None:
         new = [rows.call_row(call) for call in calls]
-        await self._writer.submit(Job(Keeping(_keep_calls, new), promised=True))
+        await self._keep(_keep_calls, new)
 
     async def supersede_calls(self, rollout_id: str, attempt: int, ids: Sequence[str]) -> None:
         work = functools.partial(
@@ -115,12 +130,13 @@ class SqlStore:
 
     async def record_spans(self, spans: Sequence[Span]) -> None:
         new = [rows.span_row(span) for span in spans]
-        await self._writer.submit(Job(Keeping(_keep_spans, new), promised=True))
+        await self._keep(_keep_spans, new)
 
     async def finish(self, lease: Lease, outcome: Outcome) -> Status:
         whose = f"rollout {lease.rollout.id}, attempt {lease.attempt}"
         text = rows.to_text(outcome, f"the outcome of {whose}")
-        status = await self._write(lambda db: endings.finish(db, lease, outcome.failure, text))
+        result = Result(lease, outcome.failure, text)
+        status = await self._write(Alike(endings.finish, result, frozenset([lease.rollout.id])))
         if isinstance(status, endings.Refused):
             raise LeaseLost(f"{whose}: {status.why}; its result was refused")
         return status
@@ -182,6 +198,10 @@ class SqlStore:
         if lost:
             raise lost
 
+    async def _keep(self, way: Way[Sequence[rows.Row], None], new: Sequence[rows.Row]) -> None:
+        touches = frozenset(str(row["rollout_id"]) for row in new)
+        await self._writer.submit(Job(Alike(way, new, touches), promised=True))
+
     async def _write(self, work: Callable[[Connection], Change[T]]) -> T:
         return await self._writer.run(work)
 
@@ -228,17 +248,3 @@ class SqlStore:
     def _give_back(self, leases: list[Lease]) -> None:
         if leases:
             self._writer.later(Job(lambda db: leasing.give_back(db, leases)))
-
-
-async def _done(job: Job[Any], timeout_s: float | None) -> None:
-    """Wait until the job is done or the time is over; the job goes on either way."""
-    loop, arrived = asyncio.get_running_loop(), asyncio.Event()
-
-    def wake(_: object) -> None:
-        with contextlib.suppress(RuntimeError):  # a closed loop has nobody left to wake
-            loop.call_soon_threadsafe(arrived.set)
-
-    job.future.add_done_callback(wake)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(timeout_s):
-            await arrived.wait()
