@@ -455,7 +455,7 @@ async def test_while_a_rollout_rests_the_writer_sleeps(store):
     (lease,) = await store.claim("w1")
     await store.finish(lease, Outcome(failure="infrastructure"))
     transactions = []
-    engine = store._database.writing
+    engine = behind(store)._database.writing
     event.listen(engine, "begin", transactions.append)
     assert len(await store.claim("w1", wait_s=WAIT_S)) == 1
     assert len(transactions) <= 3
@@ -479,8 +479,7 @@ async def test_the_rest_of_an_expired_lease_can_be_waited_for(store):
 
 
 async def test_an_attempt_far_past_its_deadline_ends_although_its_worker_renews_the_lease(store):
-    ends: list[tuple[str, int]] = []
-    store.on_attempt_end(lambda name, attempt: ends.append((name, attempt)))
+    ends = heard(store)
     await store.enqueue([rollout("a", attempts=1)])
     (lease,) = await store.claim("w1")
     assert await store.expire_leases() == []
@@ -489,7 +488,8 @@ async def test_an_attempt_far_past_its_deadline_ends_although_its_worker_renews_
     assert await store.expire_leases() == ["a"]
     assert await store.heartbeat([lease]) == [lease]
     (result,) = await store.results(["a"])
-    assert (result.outcome.failure, ends) == ("timeout", [("a", 1)])
+    assert result.outcome.failure == "timeout"
+    assert await ends(1) == [("a", 1)]
     with pytest.raises(LeaseLost, match="rollout a, attempt 1: it had ended in another way"):
         await store.finish(lease, DONE)
 
