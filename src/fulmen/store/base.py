@@ -10,7 +10,7 @@ The life of a rollout, enforced here and nowhere else:
 Every method is atomic and safe to repeat. Only the current attempt may write.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 from fulmen.schema.records import (
@@ -26,10 +26,21 @@ from fulmen.schema.records import (
 
 Status = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 FINISHED: frozenset[Status] = frozenset({"succeeded", "failed", "cancelled"})
+AttemptEnded = Callable[[str, int], None]
+"""Given the id of a rollout and the number of its attempt."""
 
 
 class Store(Protocol):
     """Durable, shared by threads and event loops; in PostgreSQL by processes, too."""
+
+    def on_attempt_end(self, callback: AttemptEnded) -> None:
+        """Have `callback(rollout_id, attempt)` called whenever an attempt may no longer write.
+
+        It is called after the commit, in a thread of the store's: before whoever caused it goes on,
+        if it was caused in this process. It must be quick, and hand over to an event loop with
+        `call_soon_threadsafe`. After a connection was lost it may be called for the same again.
+        """
+        ...
 
     async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
         """Add rollouts to the queue in order; ids already known are left as they are.

@@ -27,14 +27,13 @@ from fulmen.schema.records import (
     Span,
     StepRecord,
 )
-from fulmen.store import changes, reads, rows, tables
-from fulmen.store.base import Status
+from fulmen.store import changes, endings, leasing, reads, rows, tables
+from fulmen.store.base import AttemptEnded, Status
 from fulmen.store.database import READERS, Change, Database
 from fulmen.store.watch import Watch
 from fulmen.store.writer import Job, Keeping, Writer, patiently
 
 T = TypeVar("T")
-AttemptEnded = Callable[[str, int], None]
 
 _CLOCKS_S = 60.0
 """How far the clocks of machines that share a store may be apart."""
@@ -70,12 +69,6 @@ class SqlStore:
             raise
 
     def on_attempt_end(self, callback: AttemptEnded) -> None:
-        """Have `callback(rollout_id, attempt)` called whenever an attempt may no longer write.
-
-        It is called after the commit, in a thread of the store's: before whoever caused it goes on,
-        if it was caused in this process. It must be quick, and hand over to an event loop with
-        `call_soon_threadsafe`. After a connection was lost it may be called for the same again.
-        """
         self._listeners.append(callback)
 
     async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
@@ -90,7 +83,7 @@ class SqlStore:
         if limit < 1:
             return []
         job: Job[list[Lease]] = Job(
-            lambda db: changes.take(db, worker, limit, lease_s, self.secret),
+            lambda db: leasing.take(db, worker, limit, lease_s, self.secret),
             parks=wait_s > 0,
             unwanted=self._give_back,
         )
@@ -105,11 +98,11 @@ class SqlStore:
         return [] if job.future.cancel() else job.future.result()
 
     async def heartbeat(self, leases: Sequence[Lease], *, lease_s: float = 60.0) -> list[Lease]:
-        return await self._write(lambda db: changes.renew(db, leases, lease_s))
+        return await self._write(lambda db: leasing.renew(db, leases, lease_s))
 
     async def expire_leases(self, *, now: float | None = None) -> list[str]:
         at = time.time() if now is None else now
-        return await self._write(lambda db: changes.expire(db, at))
+        return await self._write(lambda db: endings.expire(db, at))
 
     async def record_calls(self, calls: Sequence[Call]) -> None:
         new = [rows.call_row(call) for call in calls]
@@ -128,7 +121,7 @@ class SqlStore:
     async def finish(self, lease: Lease, outcome: Outcome) -> Status:
         whose = f"rollout {lease.rollout.id}, attempt {lease.attempt}"
         text = rows.to_text(outcome, f"the outcome of {whose}")
-        status = await self._write(lambda db: changes.finish(db, lease, outcome.failure, text))
+        status = await self._write(lambda db: endings.finish(db, lease, outcome.failure, text))
         if status is None:
             raise LeaseLost(
                 f"{whose}: no longer the current attempt; its result was refused",
@@ -137,7 +130,7 @@ class SqlStore:
         return status
 
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
-        return await self._write(lambda db: changes.cancel(db, rollout_ids))
+        return await self._write(lambda db: endings.cancel(db, rollout_ids))
 
     async def wait_finished(
         self, rollout_ids: Sequence[str], *, timeout_s: float | None = None
@@ -238,7 +231,7 @@ class SqlStore:
 
     def _give_back(self, leases: list[Lease]) -> None:
         if leases:
-            self._writer.later(Job(lambda db: changes.give_back(db, leases)))
+            self._writer.later(Job(lambda db: leasing.give_back(db, leases)))
 
 
 async def _done(job: Job[Any], timeout_s: float | None) -> None:
