@@ -653,6 +653,19 @@ async def test_a_worker_from_before_a_discard_cannot_write_into_the_repeated_rol
     assert await store.finish(last, Outcome(failure="infrastructure")) == "failed"
 
 
+async def test_a_reward_from_before_a_discard_is_refused_as_late(store):
+    (old,) = await claimed(store, "a")
+    late = Reward(rollout_id="a", attempt=old.attempt, value=1.0, source="agent", name="late")
+    await store.discard_after(0)
+    with pytest.raises(LeaseLost):
+        await store.add_rewards([late])
+    (new,) = await claimed(store, "a")
+    with pytest.raises(LeaseLost):
+        await store.add_rewards([late])
+    await store.finish(new, DONE)
+    assert [r.rewards for r in await store.results(["a"])] == [()]
+
+
 # --- the writer
 
 
@@ -703,10 +716,10 @@ async def test_a_claim_that_comes_with_the_rollout_does_not_overtake_one_that_wa
 async def test_calls_that_cannot_be_kept_stop_the_store_instead_of_being_forgotten(place):
     store = open_store(place)
     (lease,) = await claimed(store, "a")
-    await store.record_calls([call(lease, 2**63)])
-    for later in (store.finish(lease, DONE), store.enqueue([rollout("b")]), store.close()):
+    unable = store.record_calls([call(lease, 2**63)])
+    for one in (unable, store.finish(lease, DONE), store.enqueue([rollout("b")]), store.close()):
         with pytest.raises(StoreError, match=r"OverflowError|out of range"):
-            await later
+            await one
 
 
 async def test_whoever_brings_more_than_may_wait_waits(store):

@@ -106,7 +106,10 @@ class SqlStore:
 
     async def record_calls(self, calls: Sequence[Call]) -> None:
         new = [rows.call_row(call) for call in calls]
-        await self._writer.submit(Job(Keeping(_keep_calls, new), promised=True))
+        job: Job[None] = Job(Keeping(_keep_calls, new), promised=True)
+        await self._writer.submit(job)
+        # Shielded: whoever stops waiting does not take it back.
+        await asyncio.shield(asyncio.wrap_future(job.future))
 
     async def supersede_calls(self, rollout_id: str, attempt: int, ids: Sequence[str]) -> None:
         work = functools.partial(
