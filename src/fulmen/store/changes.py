@@ -44,16 +44,17 @@ def enqueue(connection: Connection, new: Mapping[str, rows.Row]) -> Change[int]:
 
 
 def keep(
-    connection: Connection, new: Sequence[rows.Row], *, table: Table, counter: str
-) -> Change[None]:
+    connection: Connection, new_of: Sequence[Sequence[rows.Row]], *, table: Table, counter: str
+) -> list[Change[None]]:
     """Keep calls or spans of current attempts; those of others are counted."""
+    new = [row for part in new_of for row in part]
     found = states(connection, (str(row["rollout_id"]) for row in new), hold=True)
     running = {(name, row.attempt) for name, row in found.items() if row.status == "running"}
     kept = [row for row in new if (row["rollout_id"], row["attempt"]) in running]
     replace(connection, table, kept)
     if len(kept) < len(new):
         count(connection, counter, len(new) - len(kept))
-    return Change(None)
+    return [Change(None)] * len(new_of)
 
 
 def supersede(

@@ -1,8 +1,9 @@
 """Inserting many rows where some may be there already, in any of the databases."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
-from sqlalchemy import ColumnElement, Connection, Table, bindparam, delete, insert
+from sqlalchemy import Connection, Executable, Table
 from sqlalchemy.dialects import postgresql, sqlite
 
 from fulmen.store import rows
@@ -12,9 +13,7 @@ def insert_new(connection: Connection, table: Table, new: Sequence[rows.Row]) ->
     """Insert rows, but those that another process brought first; returns how many."""
     if not new:
         return 0
-    way = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    statement = way(table).on_conflict_do_nothing().execution_options(preserve_rowcount=True)
-    return connection.execute(statement, list(new)).rowcount
+    return connection.execute(_insert_new(table, connection.dialect.name), list(new)).rowcount
 
 
 def replace(connection: Connection, table: Table, new: Sequence[rows.Row]) -> None:
@@ -22,9 +21,23 @@ def replace(connection: Connection, table: Table, new: Sequence[rows.Row]) -> No
     keys = [column.name for column in table.primary_key]
     # The last of equals wins, as if they had come one by one.
     latest = {tuple(row[key] for key in keys): row for row in new}
-    if not latest:
-        return
-    same: list[ColumnElement[bool]] = [table.c[key] == bindparam(f"old_{key}") for key in keys]
-    olds = [{f"old_{key}": row[key] for key in keys} for row in latest.values()]
-    connection.execute(delete(table).where(*same), olds)
-    connection.execute(insert(table), list(latest.values()))
+    if latest:
+        connection.execute(_replace(table, connection.dialect.name), list(latest.values()))
+
+
+def _insert(table: Table, dialect: str) -> postgresql.Insert | sqlite.Insert:
+    return postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)
+
+
+@lru_cache
+def _insert_new(table: Table, dialect: str) -> Executable:
+    statement = _insert(table, dialect).on_conflict_do_nothing()
+    return statement.execution_options(preserve_rowcount=True)
+
+
+@lru_cache
+def _replace(table: Table, dialect: str) -> Executable:
+    statement = _insert(table, dialect)
+    keys = list(table.primary_key)
+    others = {c.name: statement.excluded[c.name] for c in table.c if c not in keys}
+    return statement.on_conflict_do_update(index_elements=keys, set_=others)

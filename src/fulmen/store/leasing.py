@@ -5,7 +5,8 @@ They run in the writer's transaction, as those of `fulmen.store.changes` do.
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, and_, bindparam, delete, insert, select, update
 
@@ -19,6 +20,16 @@ from fulmen.store.reads import states
 _KEY_MARGIN_S = 60.0
 """A rollout key outlives the deadline of its attempt by this: what stops the agent has its own
 delays, and an agent must not see a refused key before it is stopped."""
+
+_OLDEST = (
+    select(tables.rollouts.c.attempt, tables.rollouts.c.record)
+    .where(tables.rollouts.c.status == "queued")
+    .order_by(tables.rollouts.c.position)
+    .limit(bindparam("most"))
+)
+_NEXT = _OLDEST.with_for_update(key_share=True, skip_locked=True)
+_NEXT_HELD = _OLDEST.with_for_update(key_share=True)
+_ATTEMPTS = insert(tables.attempts)
 
 # Statements that run once per rollout of a list.
 ATTEMPT = and_(
@@ -37,36 +48,51 @@ SET_STATUS = (
 )
 
 
+class Claim(NamedTuple):
+    """What a worker asks for."""
+
+    worker: str
+    limit: int
+    lease_s: float
+
+
 def take(
-    connection: Connection, worker: str, limit: int, lease_s: float, secret: bytes
-) -> Change[list[Lease]]:
-    """Begin an attempt of each of the oldest queued rollouts."""
-    c, now = tables.rollouts.c, time.time()
-    query = select(c.attempt, c.record).where(c.status == "queued").order_by(c.position)
-    query = query.limit(limit)
-    found = connection.execute(query.with_for_update(key_share=True, skip_locked=True)).all()
-    if not found:
+    connection: Connection, claims: Sequence[Claim], *, secret: bytes
+) -> list[Change[list[Lease]]]:
+    """Begin an attempt of each of the oldest queued rollouts; who asked first is served first."""
+    limit = sum(claim.limit for claim in claims)
+    found = connection.execute(_NEXT, {"most": limit}).all()
+    if len(found) < len(claims):
         # What others hold just now may stay in the queue after all, and nobody would tell.
-        found = connection.execute(query.with_for_update(key_share=True)).all()
-    leases = []
-    for latest, text in found:
-        rollout, attempt = rows.from_text(Rollout, text), latest + 1
-        lease = Lease(
-            rollout=rollout,
-            attempt=attempt,
-            worker=worker,
-            key=_key(rollout, attempt, now, secret),
-            expires=now + lease_s,
-        )
-        leases.append(lease)
+        found = connection.execute(_NEXT_HELD, {"most": limit}).all()
+    left, now = iter(found), time.time()
+    taken = [
+        [
+            _lease(row.record, row.attempt + 1, claim, now, secret)
+            for row in islice(left, claim.limit)
+        ]
+        for claim in claims
+    ]
+    leases = [lease for part in taken for lease in part]
     if leases:
         connection.execute(_BEGIN, [_of(lease) | {"until": lease.expires} for lease in leases])
         begun = [
-            {"rollout_id": x.rollout.id, "attempt": x.attempt, "worker": worker, "started": now}
+            {"rollout_id": x.rollout.id, "attempt": x.attempt, "worker": x.worker, "started": now}
             for x in leases
         ]
-        connection.execute(insert(tables.attempts), begun)
-    return Change(leases)
+        connection.execute(_ATTEMPTS, begun)
+    return [Change(part) for part in taken]
+
+
+def _lease(text: str, attempt: int, claim: Claim, now: float, secret: bytes) -> Lease:
+    rollout = rows.from_text(Rollout, text)
+    return Lease(
+        rollout=rollout,
+        attempt=attempt,
+        worker=claim.worker,
+        key=_key(rollout, attempt, now, secret),
+        expires=now + claim.lease_s,
+    )
 
 
 def _key(rollout: Rollout, attempt: int, now: float, secret: bytes) -> str:

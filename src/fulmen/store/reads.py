@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
-from sqlalchemy import Connection, Table, and_, func, select
+from sqlalchemy import Connection, Table, and_, bindparam, func, select
 
 from fulmen.schema.records import Call, Outcome, Reward, Rollout, RolloutResult, Span, StepRecord
 from fulmen.store import rows, tables
@@ -32,6 +32,13 @@ class State(NamedTuple):
     max_attempts: int
 
 
+_STATES = select(*(tables.rollouts.c[name] for name in State._fields)).where(
+    tables.rollouts.c.id.in_(bindparam("ids", expanding=True))
+)
+# In one order, so that two processes that want the same ones do not block each other.
+_STATES_HELD = _STATES.order_by(tables.rollouts.c.id).with_for_update(key_share=True)
+
+
 def parts(items: Sequence[T]) -> Iterator[Sequence[T]]:
     """The items in order, as many at a time as one statement may name."""
     return (items[start : start + _PART] for start in range(0, len(items), _PART))
@@ -44,15 +51,10 @@ def states(
 
     `hold`: they stay as they are until the transaction ends, whatever other processes want.
     """
-    c = tables.rollouts.c
-    columns = [c[name] for name in State._fields]
+    query = _STATES_HELD if hold else _STATES
     found: dict[str, State] = {}
     for part in parts(sorted(set(rollout_ids))):
-        query = select(*columns).where(c.id.in_(part))
-        if hold:
-            # In one order, so that two processes that want the same ones do not block each other.
-            query = query.order_by(c.id).with_for_update(key_share=True)
-        for row in connection.execute(query):
+        for row in connection.execute(query, {"ids": part}):
             found[row.id] = State._make(row)
     return found
 
@@ -116,6 +118,14 @@ def _of_latest(connection: Connection, table: Table, ids: Collection[str]) -> li
     # Here, because databases order strings each in their own way.
     keys = [column.name for column in table.primary_key]
     return sorted(found, key=lambda row: [row[key] for key in keys])
+
+
+def calls_of(connection: Connection, rollout_id: str, attempt: int) -> list[Call]:
+    """The calls of one attempt, by index."""
+    c = tables.calls.c
+    query = select(tables.calls).where(and_(c.rollout_id == rollout_id, c.attempt == attempt))
+    query = query.order_by(c.index, c.choice)
+    return [rows.call_of(dict(row)) for row in connection.execute(query).mappings()]
 
 
 def ended_since(connection: Connection, since: float) -> list[tuple[str, int]]:

@@ -30,8 +30,11 @@ from fulmen.schema.records import (
 from fulmen.store import changes, endings, leasing, reads, rows, tables
 from fulmen.store.base import AttemptEnded, Status
 from fulmen.store.database import READERS, Change, Database
+from fulmen.store.endings import Ending
+from fulmen.store.jobs import Alike, Job, Way
+from fulmen.store.leasing import Claim
 from fulmen.store.watch import Watch
-from fulmen.store.writer import Job, Keeping, Writer, patiently
+from fulmen.store.writer import Writer, patiently
 
 T = TypeVar("T")
 
@@ -57,6 +60,7 @@ class SqlStore:
         self.secret = secret
         """Signs rollout keys: what the gateway checks them with."""
         self._database = database
+        self._take = functools.partial(leasing.take, secret=secret)
         self._readers = ThreadPoolExecutor(READERS, "fulmen-store-reader")
         self._watch = Watch()
         self._listeners: list[AttemptEnded] = []
@@ -83,7 +87,7 @@ class SqlStore:
         if limit < 1:
             return []
         job: Job[list[Lease]] = Job(
-            lambda db: leasing.take(db, worker, limit, lease_s, self.secret),
+            Alike(self._take, Claim(worker, limit, lease_s)),
             parks=wait_s > 0,
             unwanted=self._give_back,
         )
@@ -106,10 +110,13 @@ class SqlStore:
 
     async def record_calls(self, calls: Sequence[Call]) -> None:
         new = [rows.call_row(call) for call in calls]
-        job: Job[None] = Job(Keeping(_keep_calls, new), promised=True)
-        await self._writer.submit(job)
+        job = await self._keep(_keep_calls, new)
         # Shielded: whoever stops waiting does not take it back.
         await asyncio.shield(asyncio.wrap_future(job.future))
+
+    async def calls_of(self, rollout_id: str, attempt: int) -> Sequence[Call]:
+        """The calls recorded of an attempt, by index, whatever has become of it."""
+        return await self._read(lambda db: reads.calls_of(db, rollout_id, attempt))
 
     async def supersede_calls(self, rollout_id: str, attempt: int, ids: Sequence[str]) -> None:
         work = functools.partial(
@@ -119,12 +126,13 @@ class SqlStore:
 
     async def record_spans(self, spans: Sequence[Span]) -> None:
         new = [rows.span_row(span) for span in spans]
-        await self._writer.submit(Job(Keeping(_keep_spans, new), promised=True))
+        await self._keep(_keep_spans, new)
 
     async def finish(self, lease: Lease, outcome: Outcome) -> Status:
         whose = f"rollout {lease.rollout.id}, attempt {lease.attempt}"
         text = rows.to_text(outcome, f"the outcome of {whose}")
-        status = await self._write(lambda db: endings.finish(db, lease, outcome.failure, text))
+        ending = Ending(lease, outcome.failure, text)
+        status = await self._write(Alike(endings.finish, ending, frozenset([lease.rollout.id])))
         if status is None:
             raise LeaseLost(
                 f"{whose}: no longer the current attempt; its result was refused",
@@ -188,6 +196,14 @@ class SqlStore:
         await asyncio.to_thread(self._database.close)
         if lost:
             raise lost
+
+    async def _keep(
+        self, way: Way[Sequence[rows.Row], None], new: Sequence[rows.Row]
+    ) -> Job[None]:
+        touches = frozenset(str(row["rollout_id"]) for row in new)
+        job: Job[None] = Job(Alike(way, new, touches), promised=True)
+        await self._writer.submit(job)
+        return job
 
     async def _write(self, work: Callable[[Connection], Change[T]]) -> T:
         return await self._writer.run(work)

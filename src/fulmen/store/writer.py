@@ -19,16 +19,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from concurrent.futures import InvalidStateError
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
 from fulmen.schema.errors import FulmenError, StoreError
 from fulmen.store.database import Change, Database
-from fulmen.store.rows import Row
+from fulmen.store.jobs import Job, Work, do, grouped
 
 T = TypeVar("T")
 CAPACITY = 4096
@@ -36,36 +35,8 @@ CAPACITY = 4096
 
 _log = logging.getLogger(__name__)
 
-
-Work = Callable[[Connection], Change[T]]
 _SHORTEST_S, _LONGEST_S = 0.05, 2.0
 """Pauses between tries."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Keeping:
-    """Work on rows. What neighbours in the queue do to theirs in the same way is done at once."""
-
-    way: Callable[[Connection, Sequence[Row]], Change[None]]
-    rows: Sequence[Row]
-
-    def __call__(self, connection: Connection) -> Change[None]:
-        return self.way(connection, self.rows)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Job(Generic[T]):
-    """Work on its way through the writer."""
-
-    work: Work[T]
-    future: "Future[T]" = field(default_factory=Future)
-    promised: bool = False
-    """The caller does not wait; losing the work stops the writer."""
-    parks: bool = False
-    """A falsy value means "nothing yet": run again once rollouts have been queued."""
-    unwanted: Callable[[T], None] = lambda _: None
-    """Called with the value if the caller stopped waiting while it was produced."""
-
 
 Done = tuple[Job[Any], Change[Any] | Exception]
 
@@ -251,32 +222,34 @@ class Writer:
         return done
 
     def _do(self, connection: Connection, wanted: list[Job[Any]]) -> list[Done]:
-        done = [
-            (job, outcome)
-            for jobs in _together(wanted)
-            for outcome in [self._attempt(connection, jobs)]
-            for job in jobs
-        ]
+        done: list[Done] = []
+        for jobs in grouped(wanted):
+            done += zip(jobs, self._attempt(connection, jobs), strict=True)
         changes = [outcome for _, outcome in done if isinstance(outcome, Change)]
         self._database.tell(connection, changes)
         return done
 
-    def _attempt(self, connection: Connection, jobs: Sequence[Job[Any]]) -> Change[Any] | Exception:
-        """Run one job, or several that keep rows, in a savepoint; returns why it is refused."""
+    def _attempt(
+        self, connection: Connection, jobs: Sequence[Job[Any]]
+    ) -> Sequence[Change[Any] | Exception]:
+        """Run a group in a savepoint; where something is refused, each alone. Returns what came."""
         savepoint = connection.begin_nested()
         try:
-            change = _work(jobs)(connection)
+            changes = do(connection, jobs)
         except Exception as error:
             # A failing disk spoils the whole transaction (SQLite may have undone it already), a
             # violated constraint, a value that cannot be kept or a refusal only the job.
             its_own = isinstance(error, IntegrityError | DataError)
             spoils = isinstance(error, DBAPIError) and not its_own
-            if spoils or jobs[0].promised:
+            alone = len(jobs) == 1
+            if spoils or (alone and jobs[0].promised):
                 raise
             savepoint.rollback()
-            return error
+            if alone:
+                return [error]
+            return [outcome for job in jobs for outcome in self._attempt(connection, [job])]
         savepoint.commit()
-        return change
+        return changes
 
     def _settle(self, job: Job[Any], outcome: Change[Any] | Exception) -> None:
         if isinstance(outcome, Exception):
@@ -317,33 +290,6 @@ class Writer:
             words = StoreError(f"the store could not write: {type(error).__name__}: {error}")
         words.__cause__ = error if words is not error else None
         return words
-
-
-def _work(jobs: Sequence[Job[Any]]) -> Work[Any]:
-    """That of one job, or of several that keep rows in the same way."""
-    keeping = [job.work for job in jobs if isinstance(job.work, Keeping)]
-    if len(keeping) < 2:
-        return jobs[0].work
-    return Keeping(keeping[0].way, [row for work in keeping for row in work.rows])
-
-
-def _together(jobs: Sequence[Job[Any]]) -> list[list[Job[Any]]]:
-    """The jobs in order; neighbours that keep promised rows in the same way come as one."""
-    groups: list[list[Job[Any]]] = []
-    for job in jobs:
-        last = groups[-1][0] if groups else job
-        same = (
-            job.promised
-            and last.promised
-            and isinstance(job.work, Keeping)
-            and isinstance(last.work, Keeping)
-            and job.work.way is last.work.way
-        )
-        if groups and same:
-            groups[-1].append(job)
-        else:
-            groups.append([job])
-    return groups
 
 
 def _reject(job: Job[Any], error: Exception) -> None:
