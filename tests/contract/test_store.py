@@ -32,6 +32,7 @@ from fulmen.schema.records import (
 from fulmen.store.open import open_store
 from fulmen.store.sql import SqlStore
 from fulmen.store.writer import CAPACITY
+from stores import AnyStore, ServedClient, behind, heard, served
 
 DONE = Outcome(output="42")
 FAR_AHEAD = 1e12
@@ -48,13 +49,29 @@ def place(request: pytest.FixtureRequest, path: Path) -> str:
     return request.getfixturevalue("postgres").url()
 
 
-@pytest.fixture(params=["memory", "file", "postgresql"])
-async def store(request: pytest.FixtureRequest, path: Path) -> AsyncIterator[SqlStore]:
+def _opened(request: pytest.FixtureRequest, path: Path) -> SqlStore:
     if request.param == "postgresql":
-        where = request.getfixturevalue("postgres").url()
+        return open_store(request.getfixturevalue("postgres").url())
+    return open_store(str(path) if request.param == "file" else ":memory:")
+
+
+@pytest.fixture(params=["memory", "file", "postgresql", "http"])
+async def store(
+    request: pytest.FixtureRequest, path: Path
+) -> AsyncIterator[SqlStore | ServedClient]:
+    opened = _opened(request, path)
+    if request.param == "http":
+        async with served(opened) as client:
+            yield client
     else:
-        where = ":memory:" if request.param == "memory" else str(path)
-    opened = open_store(where)
+        yield opened
+    await opened.close()
+
+
+@pytest.fixture(params=["memory", "file", "postgresql"])
+async def own_store(request: pytest.FixtureRequest, path: Path) -> AsyncIterator[SqlStore]:
+    """A store in this process, where it can be seen at work."""
+    opened = _opened(request, path)
     yield opened
     await opened.close()
 
@@ -91,19 +108,19 @@ def step_record(step: int, *consumed: str) -> StepRecord:
     return StepRecord(step=step, version=step, consumed=consumed, metrics={"loss": 0.5})
 
 
-async def claimed(store: SqlStore, *names: str, lease_s: float = 60.0) -> list[Lease]:
+async def claimed(store: AnyStore, *names: str, lease_s: float = 60.0) -> list[Lease]:
     await store.enqueue([rollout(name) for name in names])
     return await store.claim("w1", limit=len(names), lease_s=lease_s)
 
 
-async def finished(store: SqlStore, *names: str) -> list[Lease]:
+async def finished(store: AnyStore, *names: str) -> list[Lease]:
     leases = await claimed(store, *names)
     for lease in leases:
         await store.finish(lease, DONE)
     return leases
 
 
-async def reached(store: SqlStore) -> None:
+async def reached(store: AnyStore) -> None:
     """Return when all that was started before has reached the store's writer."""
     await asyncio.sleep(0)
     await store.heartbeat([])
@@ -112,9 +129,9 @@ async def reached(store: SqlStore) -> None:
 class Hold:
     """Stops the store's writer at every end of an attempt, after the commit."""
 
-    def __init__(self, store: SqlStore) -> None:
+    def __init__(self, store: AnyStore) -> None:
         self._arrived, self._free = threading.Semaphore(0), threading.Semaphore(0)
-        store.on_attempt_end(self._stop)
+        behind(store).on_attempt_end(self._stop)
 
     def _stop(self, *_: object) -> None:
         self._arrived.release()
@@ -203,30 +220,30 @@ async def test_a_cancelled_claim_takes_nothing_with_it(store):
     assert [(x.worker, x.attempt) for x in await waiting] == [("w2", 1)]
 
 
-async def test_leases_that_reach_a_cancelled_claim_return_to_the_queue(store):
-    await store.enqueue([rollout("a", max_attempts=1)])
-    gone = asyncio.create_task(store.claim("w1"))
+async def test_leases_that_reach_a_cancelled_claim_return_to_the_queue(own_store):
+    await own_store.enqueue([rollout("a", max_attempts=1)])
+    gone = asyncio.create_task(own_store.claim("w1"))
     await asyncio.sleep(0)
     # This loop stands still until the claim has been granted, so it learns of it too late.
-    elsewhere = threading.Thread(target=lambda: asyncio.run(store.heartbeat([])))
+    elsewhere = threading.Thread(target=lambda: asyncio.run(own_store.heartbeat([])))
     elsewhere.start()
     elsewhere.join()
     gone.cancel()
     with pytest.raises(asyncio.CancelledError):
         await gone
-    (lease,) = await store.claim("w2", wait_s=WAIT_S)
+    (lease,) = await own_store.claim("w2", wait_s=WAIT_S)
     assert (lease.attempt, lease.worker) == (1, "w2")
 
 
-async def test_a_claim_cancelled_while_it_is_granted_leaves_the_rollout_in_the_queue(store):
-    first, second = await claimed(store, "x", "y")
-    await store.enqueue([rollout("a", max_attempts=1)])
-    hold = Hold(store)
-    ends = [asyncio.create_task(store.finish(first, DONE))]
+async def test_a_claim_cancelled_while_it_is_granted_leaves_the_rollout_in_the_queue(own_store):
+    first, second = await claimed(own_store, "x", "y")
+    await own_store.enqueue([rollout("a", max_attempts=1)])
+    hold = Hold(own_store)
+    ends = [asyncio.create_task(own_store.finish(first, DONE))]
     await hold.reached()
-    ends.append(asyncio.create_task(store.finish(second, DONE)))
+    ends.append(asyncio.create_task(own_store.finish(second, DONE)))
     await asyncio.sleep(0)
-    gone = asyncio.create_task(store.claim("w1"))
+    gone = asyncio.create_task(own_store.claim("w1"))
     await asyncio.sleep(0)
     hold.release()
     await hold.reached()  # "y" and the claim are on disk; the claim has not been answered
@@ -235,7 +252,7 @@ async def test_a_claim_cancelled_while_it_is_granted_leaves_the_rollout_in_the_q
         await gone
     hold.release()
     assert await asyncio.gather(*ends) == ["succeeded", "succeeded"]
-    (lease,) = await store.claim("w2", wait_s=WAIT_S)
+    (lease,) = await own_store.claim("w2", wait_s=WAIT_S)
     assert (lease.attempt, lease.worker) == (1, "w2")
 
 
@@ -274,7 +291,7 @@ async def test_the_key_of_a_lease_states_the_attempt_and_how_to_sample(store):
     )
     await store.enqueue([asked])
     (lease,) = await store.claim("w1", lease_s=60)
-    claims = read_key(lease.key, store.secret)
+    claims = read_key(lease.key, behind(store).secret)
     assert (claims.rollout_id, claims.attempt, claims.seed) == ("a", 1, 5)
     assert (claims.sampling, claims.trained) == (sampling, False)
     begun = lease.expires - 60
@@ -345,19 +362,18 @@ async def test_a_heartbeat_renews_a_lease_and_names_those_that_are_lost(store):
 
 
 async def test_those_who_follow_attempts_hear_of_every_end(store):
-    ends: list[tuple[str, int]] = []
-    store.on_attempt_end(lambda name, attempt: ends.append((name, attempt)))
+    ends = heard(store)
     a, *_ = await claimed(store, "a", "b", "c")
     await store.enqueue([rollout("never-begun"), rollout("d", step=2)])
     await store.finish(a, DONE)
-    assert ends == [("a", 1)]
+    assert await ends(1) == [("a", 1)]
     await store.cancel(["b", "never-begun"])
-    assert ends == [("a", 1), ("b", 1)]
+    assert await ends(2) == [("a", 1), ("b", 1)]
     await store.expire_leases(now=FAR_AHEAD)
-    assert ends == [("a", 1), ("b", 1), ("c", 1)]
+    assert await ends(3) == [("a", 1), ("b", 1), ("c", 1)]
     await store.claim("w1", limit=2)
     await store.discard_after(1)
-    assert ends == [("a", 1), ("b", 1), ("c", 1), ("d", 1)]
+    assert await ends(4) == [("a", 1), ("b", 1), ("c", 1), ("d", 1)]
 
 
 # --- how rollouts end
@@ -669,19 +685,19 @@ async def test_a_reward_from_before_a_discard_is_refused_as_late(store):
 # --- the writer
 
 
-async def test_a_change_that_is_refused_spoils_none_of_those_written_with_it(store):
-    x, stale, good = await claimed(store, "x", "stale", "good")
-    await store.cancel(["stale"])
-    hold = Hold(store)
-    held = asyncio.create_task(store.finish(x, DONE))
+async def test_a_change_that_is_refused_spoils_none_of_those_written_with_it(own_store):
+    x, stale, good = await claimed(own_store, "x", "stale", "good")
+    await own_store.cancel(["stale"])
+    hold = Hold(own_store)
+    held = asyncio.create_task(own_store.finish(x, DONE))
     await hold.reached()
     together = [
         asyncio.create_task(change)
         for change in (
-            store.enqueue([rollout("new")]),
-            store.finish(stale, DONE),
-            store.commit_step(step_record(1, "unknown")),
-            store.finish(good, DONE),
+            own_store.enqueue([rollout("new")]),
+            own_store.finish(stale, DONE),
+            own_store.commit_step(step_record(1, "unknown")),
+            own_store.finish(good, DONE),
         )
     ]
     await asyncio.sleep(0)
@@ -691,25 +707,25 @@ async def test_a_change_that_is_refused_spoils_none_of_those_written_with_it(sto
     assert (new, done) == (1, "succeeded")
     assert isinstance(late, LeaseLost)
     assert isinstance(step, StoreError)
-    assert names_of(await store.claim("w1")) == ["new"]
-    assert await store.steps() == []
+    assert names_of(await own_store.claim("w1")) == ["new"]
+    assert await own_store.steps() == []
 
 
-async def test_a_claim_that_comes_with_the_rollout_does_not_overtake_one_that_waits(store):
-    (lease,) = await claimed(store, "x")
-    waiting = asyncio.create_task(store.claim("w1", wait_s=WAIT_S))
-    await reached(store)
-    hold = Hold(store)
-    held = asyncio.create_task(store.finish(lease, DONE))
+async def test_a_claim_that_comes_with_the_rollout_does_not_overtake_one_that_waits(own_store):
+    (lease,) = await claimed(own_store, "x")
+    waiting = asyncio.create_task(own_store.claim("w1", wait_s=WAIT_S))
+    await reached(own_store)
+    hold = Hold(own_store)
+    held = asyncio.create_task(own_store.finish(lease, DONE))
     await hold.reached()
-    new = asyncio.create_task(store.enqueue([rollout("a")]))
+    new = asyncio.create_task(own_store.enqueue([rollout("a")]))
     await asyncio.sleep(0)
-    late = asyncio.create_task(store.claim("w2", wait_s=WAIT_S))
+    late = asyncio.create_task(own_store.claim("w2", wait_s=WAIT_S))
     await asyncio.sleep(0)
     hold.release()
     await asyncio.gather(held, new)
     assert [x.worker for x in await waiting] == ["w1"]
-    await store.enqueue([rollout("b")])
+    await own_store.enqueue([rollout("b")])
     assert [x.worker for x in await late] == ["w2"]
 
 
@@ -722,14 +738,14 @@ async def test_calls_that_cannot_be_kept_stop_the_store_instead_of_being_forgott
             await one
 
 
-async def test_whoever_brings_more_than_may_wait_waits(store):
-    (lease,) = await claimed(store, "a")
-    hold = Hold(store)
-    held = asyncio.create_task(store.finish(lease, DONE))
+async def test_whoever_brings_more_than_may_wait_waits(own_store):
+    (lease,) = await claimed(own_store, "a")
+    hold = Hold(own_store)
+    held = asyncio.create_task(own_store.finish(lease, DONE))
     await hold.reached()
     for _ in range(CAPACITY):
-        await store.record_spans([])
-    one_more = asyncio.create_task(store.record_spans([]))
+        await own_store.record_spans([])
+    one_more = asyncio.create_task(own_store.record_spans([]))
     done, _ = await asyncio.wait({one_more}, timeout=0.05)
     assert not done
     hold.release()
@@ -737,14 +753,14 @@ async def test_whoever_brings_more_than_may_wait_waits(store):
     await held
 
 
-async def test_a_listener_that_raises_does_not_make_a_result_look_lost(store, caplog):
-    (lease,) = await claimed(store, "a")
+async def test_a_listener_that_raises_does_not_make_a_result_look_lost(own_store, caplog):
+    (lease,) = await claimed(own_store, "a")
 
     def broken(name: str, attempt: int) -> None:
         raise ValueError(f"{name} {attempt}")
 
-    store.on_attempt_end(broken)
-    assert await store.finish(lease, DONE) == "succeeded"
+    own_store.on_attempt_end(broken)
+    assert await own_store.finish(lease, DONE) == "succeeded"
     assert "ValueError: a 1" in caplog.text
 
 

@@ -84,10 +84,18 @@ class SqlStore:
     async def claim(
         self, worker: str, *, limit: int = 1, wait_s: float = 0.0, lease_s: float = 60.0
     ) -> list[Lease]:
-        if limit < 1:
+        return await self.claim_for([(worker, limit)], wait_s=wait_s, lease_s=lease_s)
+
+    async def claim_for(
+        self, workers: Sequence[tuple[str, int]], *, wait_s: float = 0.0, lease_s: float = 60.0
+    ) -> list[Lease]:
+        """As `claim`, for several workers with the most that each of them takes: at once, first
+        come, first served."""
+        wanted = [(worker, limit) for worker, limit in workers if limit > 0]
+        if not wanted:
             return []
         job: Job[list[Lease]] = Job(
-            Alike(self._take, Claim(worker, limit, lease_s)),
+            self._taking([Claim(worker, limit, lease_s) for worker, limit in wanted]),
             parks=wait_s > 0,
             unwanted=self._give_back,
         )
@@ -100,6 +108,10 @@ class SqlStore:
                 self._give_back(job.future.result())
             raise
         return [] if job.future.cancel() else job.future.result()
+
+    async def give_back(self, leases: Sequence[Lease]) -> None:
+        """Undo a claim whose leases nobody has seen; it costs the rollouts no attempt."""
+        await self._write(lambda db: leasing.give_back(db, leases))
 
     async def heartbeat(self, leases: Sequence[Lease], *, lease_s: float = 60.0) -> list[Lease]:
         return await self._write(lambda db: leasing.renew(db, leases, lease_s))
@@ -196,6 +208,16 @@ class SqlStore:
         await asyncio.to_thread(self._database.close)
         if lost:
             raise lost
+
+    def _taking(self, claims: Sequence[Claim]) -> Callable[[Connection], Change[list[Lease]]]:
+        """One claim can be served together with those of others; several are served as one."""
+        if len(claims) == 1:
+            return Alike(self._take, claims[0])
+
+        def take(db: Connection) -> Change[list[Lease]]:
+            return Change([lease for part in self._take(db, claims) for lease in part.value])
+
+        return take
 
     async def _keep(
         self, way: Way[Sequence[rows.Row], None], new: Sequence[rows.Row]
