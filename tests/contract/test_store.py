@@ -608,6 +608,15 @@ async def test_a_rollout_is_consumed_by_one_step_only(store):
     await store.commit_step(step_record(2, "b"))
 
 
+async def test_a_step_that_is_committed_again_with_the_same_record_changes_nothing(store):
+    await finished(store, "a", "b")
+    await store.commit_step(step_record(1, "a"))
+    await store.commit_step(step_record(1, "a"))
+    with pytest.raises(StoreError, match="step 1 was committed before"):
+        await store.commit_step(step_record(1, "b"))
+    assert await store.steps() == [step_record(1, "a")]
+
+
 @pytest.mark.parametrize(
     ("record", "why"),
     [

@@ -8,7 +8,7 @@ from crash.processes import Killing
 from crash.scene import Scene
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
-from results import result  # noqa: E402
+from results import result
 
 _MOST = 10
 """Lines of evidence of one sort."""

@@ -6,15 +6,19 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from fulmen.runner.store_client import StoreClient
 from fulmen.schema.config import make_config
 from fulmen.schema.records import Rollout, Task
+from fulmen.schema.role_keys import RoleKeys
 from fulmen.schema.training import TrainConfig
 from fulmen.store.base import Store
 from fulmen.store.open import open_store
 from fulmen.trainer.rollouts import train_rollouts
 
 SECRET = b"crash" * 8
-"""Signs keys, and lets clients use the store over HTTP."""
+"""Signs rollout keys."""
+KEYS = RoleKeys(admin="fulmen-admin-crash", worker="fulmen-worker-crash")
+"""Let clients use the store over HTTP."""
 WORKERS = 3
 """Processes that hold a pool, each with one process of agents."""
 AGENTS = 3
@@ -63,14 +67,11 @@ class Scene:
 
 
 @contextlib.asynccontextmanager
-async def opened(scene: Scene) -> AsyncIterator[Store]:
-    """The store as workers and trainer have it."""
-    if scene.http:
-        from fulmen.runner.store_client import StoreClient
-
-        store: Store = StoreClient(scene.url, SECRET.hex())
-    else:
-        store = open_store(scene.place, secret=SECRET)
+async def opened(scene: Scene, key: str) -> AsyncIterator[Store]:
+    """The store as workers and trainer have it; `key` is for the one over HTTP."""
+    store: Store = (
+        StoreClient(scene.url, key) if scene.http else open_store(scene.place, secret=SECRET)
+    )
     try:
         yield store
     finally:

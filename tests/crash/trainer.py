@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from crash.scene import TASKS, Scene, opened, settings
+from crash.scene import KEYS, TASKS, Scene, opened, settings
 from fulmen.learner.learner import Learner
 from fulmen.runner.pool import Counters, Pool
 from fulmen.schema.records import Credited
@@ -66,7 +66,7 @@ async def train(scene: Scene, ready: Callable[[], None]) -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     with _folder(scene) as folder:
-        async with opened(scene) as store:
+        async with opened(scene, KEYS.admin) as store:
             ready()
             await _train(folder, store, stop)
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from crash.scene import AGENTS, Scene, opened
+from crash.scene import AGENTS, KEYS, Scene, opened
 from fulmen.runner.agents import parse_agent
 from fulmen.runner.pool import Pool
 
@@ -15,7 +15,7 @@ async def work(scene: Scene, ready: Callable[[], None]) -> None:
     """Until killed; raises what stops the pool."""
     os.environ["CRASH_LEDGERS"] = str(scene.ledgers)
     async with (
-        opened(scene) as store,
+        opened(scene, KEYS.admin) as store,
         Pool(
             store,
             parse_agent(f"{AGENT}:solve"),

@@ -98,14 +98,16 @@ def _discarded(connection: Connection, rollout_id: str) -> int:
 
 
 def commit_step(connection: Connection, step: StepRecord, text: str) -> Change[None]:
-    """Record a step and what it consumed.
+    """Record a step and what it consumed; the same record again changes nothing.
 
     Raises:
-        StoreError: the step exists, or a rollout is not there to be consumed; nothing is written.
+        StoreError: the step exists with another record, or a rollout is not there to be consumed; nothing is written.
     """
     c = tables.consumed.c
-    same = select(tables.steps.c.step).where(tables.steps.c.step == step.step)
-    if connection.scalar(same) is not None:
+    same = select(tables.steps.c.record).where(tables.steps.c.step == step.step)
+    if (before := connection.scalar(same)) is not None:
+        if before == text:
+            return Change(None)  # it came again, because the answer was lost on its way
         raise StoreError(f"step {step.step} was committed before")
     if len(set(step.consumed)) < len(step.consumed):
         raise StoreError(f"step {step.step} consumes a rollout twice")
