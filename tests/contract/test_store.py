@@ -620,7 +620,7 @@ async def test_a_step_that_is_committed_again_with_the_same_record_changes_nothi
 @pytest.mark.parametrize(
     ("record", "why"),
     [
-        (step_record(1), "step 1 was committed before"),
+        (step_record(1, "a"), "step 1 was committed before"),
         (step_record(2, "queued"), "rollout queued, which is queued"),
         (step_record(2, "nowhere"), "rollout nowhere, which is not in the store"),
         (step_record(2, "a", "a"), "twice"),
