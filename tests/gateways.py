@@ -28,9 +28,6 @@ class Memory:
     async def record_calls(self, calls):
         self.calls += calls
 
-    async def calls_of(self, rollout_id, attempt):
-        return [c for c in self.calls if (c.rollout_id, c.attempt) == (rollout_id, attempt)]
-
     async def supersede_calls(self, rollout_id, attempt, ids):  # noqa: ARG002
         self.superseded += ids
 

@@ -91,10 +91,6 @@ class Memory:
             self.calls += [call for call in calls if call.status < 400]
             self._changed.notify_all()
 
-    async def calls_of(self, rollout_id: str, attempt: int) -> Sequence[Call]:
-        """See `Recorder`."""
-        return [c for c in self.calls if (c.rollout_id, c.attempt) == (rollout_id, attempt)]
-
     async def supersede_calls(
         self,
         rollout_id: str,  # noqa: ARG002

@@ -741,10 +741,10 @@ async def test_a_claim_that_comes_with_the_rollout_does_not_overtake_one_that_wa
 async def test_calls_that_cannot_be_kept_stop_the_store_instead_of_being_forgotten(place):
     store = open_store(place)
     (lease,) = await claimed(store, "a")
-    unable = store.record_calls([call(lease, 2**63)])
-    for one in (unable, store.finish(lease, DONE), store.enqueue([rollout("b")]), store.close()):
+    await store.record_calls([call(lease, 2**63)])
+    for later in (store.finish(lease, DONE), store.enqueue([rollout("b")]), store.close()):
         with pytest.raises(StoreError, match=r"OverflowError|out of range"):
-            await one
+            await later
 
 
 async def test_whoever_brings_more_than_may_wait_waits(own_store):

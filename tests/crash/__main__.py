@@ -27,7 +27,7 @@ _STUCK_S = 120.0
 def _lives(scene: Scene) -> list[Life]:
     """Who is killed, and how often on average, seconds."""
     lives = [
-        Life("server", serve, scene, 4.0, below=False),
+        Life("server", serve, scene, 6.0, below=False),
         Life("trainer", train, scene, 12.0, below=False),
         *(Life(f"worker-{n}", work, scene, 4.0, below=False) for n in range(WORKERS)),
     ]

@@ -90,7 +90,7 @@ def settings() -> TrainConfig:
         "checkpoint_every": 2,
         "keep_checkpoints": 2,
         "deadline_s": 6.0,
-        "max_attempts": 8,
+        "max_attempts": 12,
         "agent_error_reward": -1.0,
     }
     return make_config(TrainConfig, values)

@@ -44,9 +44,6 @@ class Records:
         self.calls += calls
         self.arrived.set()
 
-    async def calls_of(self, rollout_id, attempt) -> list[Call]:
-        return [c for c in self.calls if (c.rollout_id, c.attempt) == (rollout_id, attempt)]
-
     async def supersede_calls(self, rollout_id, attempt, ids) -> None:
         self.superseded += [(rollout_id, attempt, name) for name in ids]
 

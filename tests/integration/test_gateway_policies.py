@@ -50,9 +50,6 @@ class Records:
             self.calls += calls
             self._changed.notify_all()
 
-    async def calls_of(self, rollout_id, attempt) -> list[Call]:
-        return [c for c in self.calls if (c.rollout_id, c.attempt) == (rollout_id, attempt)]
-
     async def supersede_calls(self, rollout_id, attempt, ids) -> None:  # noqa: ARG002
         self.superseded += ids
 

@@ -128,15 +128,3 @@ async def test_what_cannot_be_read_is_held_too_long_or_has_no_key_is_not_recorde
         held = await served.client.post(path, json=body, headers=impatient)
     assert [r.status_code for r in (unreadable, stranger, held)] == [400, 401, 503]
     assert served.calls == []
-
-
-@pytest.mark.parametrize("path", BODIES)
-async def test_a_gateway_goes_on_where_one_before_it_was_killed(tokenizer, path):
-    before, after = face(tokenizer), face(tokenizer)
-    await before.ask(path, **BODIES[path])
-    after.memory.calls += before.calls
-    after.client.headers["x-stainless-retry-count"] = "1"
-    await after.ask(path, **BODIES[path])
-    first, second = after.calls
-    assert (first.index, second.index) == (0, 1)
-    assert after.memory.superseded == [first.id]

@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from attempts import call
 from fulmen.gateway.attempt import Asked, Attempt, Attempts
 from fulmen.gateway.errors import RequestRefused
 from fulmen.gateway.gate import Gate, patience
@@ -50,29 +49,6 @@ def test_a_retry_of_a_request_that_is_known_to_be_lost_supersedes_no_other():
 
 def test_a_retry_of_something_that_never_arrived_is_a_first_request():
     assert Attempt().retried(b"body") is None
-
-
-def test_calls_go_on_counting_where_an_earlier_process_ended():
-    attempt = Attempt()
-    attempt.go_on_from([call(0), call(1, choice=0), call(1, choice=1)])
-    assert [attempt.next_index(), attempt.next_index()] == [2, 3]
-
-
-def test_a_retry_of_what_an_earlier_process_answered_supersedes_its_last_call_once():
-    attempt, body = Attempt(), {"messages": ["q"]}
-    attempt.go_on_from(
-        [
-            call(0, request=body),
-            call(1, request={"messages": ["another"]}),
-            call(2, request=body, choice=0, id="two"),
-            call(2, request=body, choice=1, id="two-1"),
-            call(3, request=body, superseded=True),
-            call(4, request=body, status=500),
-        ]
-    )
-    assert attempt.retried_since(body) == ("two", "two-1")
-    assert attempt.retried_since(body) == ("c0",)
-    assert attempt.retried_since(body) == ()
 
 
 def test_an_attempt_that_ended_is_forgotten():

@@ -106,8 +106,7 @@ class Gateway:
 
     async def _serve(self, endpoint: Endpoint, request: Request, claims: KeyClaims) -> Response:
         body = await read_body(request)
-        attempt = await self._attempt(claims)
-        arrival = arrival_of(request.headers, claims, attempt.next_index())
+        arrival = arrival_of(request.headers, claims, self._attempts.of(claims).next_index())
         try:
             return await self._answer(endpoint, request, body, arrival)
         except RequestRefused as refusal:
@@ -121,16 +120,6 @@ class Gateway:
                 )
                 await self._recorder.record_calls([call])
             raise
-
-    async def _attempt(self, claims: KeyClaims) -> Attempt:
-        """What is known of an attempt, with what was served before this process began."""
-        attempt = self._attempts.of(claims)
-        if not attempt.known:
-            async with attempt.turn:
-                if not attempt.known:
-                    served = await self._recorder.calls_of(claims.rollout_id, claims.attempt)
-                    attempt.go_on_from(served)
-        return attempt
 
     async def _answer(
         self, endpoint: Endpoint, request: Request, body: ReadBody, arrival: Arrival
@@ -169,9 +158,8 @@ class Gateway:
         if request.headers.get("x-stainless-retry-count", "0") == "0":
             return
         lost = attempt.retried(body.digest)
-        call_ids = lost.call_ids if lost is not None else attempt.retried_since(body.value)
-        if call_ids:
-            await self._recorder.supersede_calls(claims.rollout_id, claims.attempt, call_ids)
+        if lost is not None:
+            await self._recorder.supersede_calls(claims.rollout_id, claims.attempt, lost.call_ids)
 
     async def _count_tokens(self, request: Request, claims: KeyClaims) -> Response:
         body, attempt = await read_body(request), self._attempts.of(claims)

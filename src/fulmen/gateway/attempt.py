@@ -1,15 +1,13 @@
 """What the gateway remembers of one attempt, and of all that are under way."""
 
-import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fulmen.gateway.conversation import Conversation
 from fulmen.gateway.render import Message
 from fulmen.schema.keys import KeyClaims
-from fulmen.schema.records import JSON, Call
+from fulmen.schema.records import JSON
 
 _MOST_ATTEMPTS = 50_000
 """Attempts remembered at once; beyond it the oldest are forgotten and their next call is rendered
@@ -42,12 +40,6 @@ class Attempt:
 
     responses: dict[str, KeptResponse] = field(default_factory=dict)
     """By id (the responses protocol)."""
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while it is looked up what an earlier process has served."""
-    known: bool = False
-    """That has been looked up."""
-    _before: list[Call] = field(default_factory=list)
-    """Served by an earlier process, and not known to be lost."""
     _conversations: dict[str, Conversation] = field(default_factory=dict)
     """By policy: the tokens of one are not those of another."""
     _calls: int = 0
@@ -58,12 +50,6 @@ class Attempt:
     def conversation(self, policy: str) -> Conversation:
         """What this policy has said in the attempt."""
         return self._conversations.setdefault(policy, Conversation())
-
-    def go_on_from(self, served: Sequence[Call]) -> None:
-        """Take over from a process that has served these calls and is gone."""
-        self.known = True
-        self._calls = 1 + max((call.index for call in served), default=-1)
-        self._before = [call for call in served if call.status < 400 and not call.superseded]
 
     def next_index(self) -> int:
         """Number a request in order of arrival: 0, 1, …"""
@@ -110,20 +96,6 @@ class Attempt:
             return None
         self.lost(asked)
         return asked
-
-
-    def retried_since(self, request: JSON) -> tuple[str, ...]:
-        """Ids of the calls that an earlier process made of a request that is asked again.
-
-        Their answer was on its way when that process ended. Requests that are equal cannot be told
-        apart any more, so the last one counts.
-        """
-        equal = [call for call in self._before if call.request == request]
-        if not equal:
-            return ()
-        lost = [call for call in equal if call.index == equal[-1].index]
-        self._before = [call for call in self._before if call not in lost]
-        return tuple(call.id for call in lost)
 
 
 class Attempts:

@@ -25,15 +25,7 @@ class Recorder(Protocol):
     """Where calls are kept."""
 
     async def record_calls(self, calls: Sequence[Call]) -> None:
-        """Keep calls: those that outlive this process do so from here on.
-
-        Raises:
-            StoreError: they cannot be kept.
-        """
-        ...
-
-    async def calls_of(self, rollout_id: str, attempt: int) -> Sequence[Call]:
-        """What was kept of an attempt, by index, by earlier processes too."""
+        """Keep calls, soon; raises StoreError if they cannot be."""
         ...
 
     async def supersede_calls(self, rollout_id: str, attempt: int, ids: Sequence[str]) -> None:

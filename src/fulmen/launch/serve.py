@@ -25,10 +25,6 @@ class _NoRecord:
     async def record_calls(self, calls: Sequence[Call]) -> None:
         """Let them go."""
 
-    async def calls_of(self, rollout_id: str, attempt: int) -> Sequence[Call]:
-        """There are none."""
-        return ()
-
     async def supersede_calls(self, rollout_id: str, attempt: int, ids: Sequence[str]) -> None:
         """There are none."""
 

@@ -71,10 +71,7 @@ class Store(Protocol):
         ...
 
     async def record_calls(self, calls: Sequence[Call]) -> None:
-        """Keep calls of current attempts. Returns when they are on disk.
-
-        The gateway waits for it before it answers: an agent may outlive the server that answered
-        it, and may be finished through another process.
+        """Keep calls of current attempts. Returns before they are on disk; `finish` waits for them.
 
         Calls of attempts that are no longer current are refused and counted (`counts`).
         """

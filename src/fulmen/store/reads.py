@@ -120,14 +120,6 @@ def _of_latest(connection: Connection, table: Table, ids: Collection[str]) -> li
     return sorted(found, key=lambda row: [row[key] for key in keys])
 
 
-def calls_of(connection: Connection, rollout_id: str, attempt: int) -> list[Call]:
-    """The calls of one attempt, by index."""
-    c = tables.calls.c
-    query = select(tables.calls).where(and_(c.rollout_id == rollout_id, c.attempt == attempt))
-    query = query.order_by(c.index, c.choice)
-    return [rows.call_of(dict(row)) for row in connection.execute(query).mappings()]
-
-
 def ended_since(connection: Connection, since: float) -> list[tuple[str, int]]:
     """Rollout id and number of the attempts that ended at this Unix time or later."""
     c = tables.attempts.c

@@ -122,13 +122,7 @@ class SqlStore:
 
     async def record_calls(self, calls: Sequence[Call]) -> None:
         new = [rows.call_row(call) for call in calls]
-        job = await self._keep(_keep_calls, new)
-        # Shielded: whoever stops waiting does not take it back.
-        await asyncio.shield(asyncio.wrap_future(job.future))
-
-    async def calls_of(self, rollout_id: str, attempt: int) -> Sequence[Call]:
-        """The calls recorded of an attempt, by index, whatever has become of it."""
-        return await self._read(lambda db: reads.calls_of(db, rollout_id, attempt))
+        await self._keep(_keep_calls, new)
 
     async def supersede_calls(self, rollout_id: str, attempt: int, ids: Sequence[str]) -> None:
         work = functools.partial(
@@ -219,13 +213,9 @@ class SqlStore:
 
         return take
 
-    async def _keep(
-        self, way: Way[Sequence[rows.Row], None], new: Sequence[rows.Row]
-    ) -> Job[None]:
+    async def _keep(self, way: Way[Sequence[rows.Row], None], new: Sequence[rows.Row]) -> None:
         touches = frozenset(str(row["rollout_id"]) for row in new)
-        job: Job[None] = Job(Alike(way, new, touches), promised=True)
-        await self._writer.submit(job)
-        return job
+        await self._writer.submit(Job(Alike(way, new, touches), promised=True))
 
     async def _write(self, work: Callable[[Connection], Change[T]]) -> T:
         return await self._writer.run(work)
