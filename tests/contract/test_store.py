@@ -87,7 +87,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "run.db"
 
 
-def rollout(name: str, *, step: int = 1, **retry: Any) -> Rollout:
+def rollout(name: str, step: int = 1, **retry: Any) -> Rollout:
     task = Task(id="t1", input={"question": "1+1?"}, metadata={"answer": 2})
     return Rollout(id=name, task=task, group="g1", step=step, retry=Retry(**retry))
 
@@ -398,7 +398,7 @@ async def test_those_who_follow_attempts_hear_of_every_end(store):
 
 # --- retries, rests and deadlines
 
-RESTS = {"pause_s": 3600.0, "longest_pause_s": 3600.0}
+RESTS: dict[str, Any] = {"pause_s": 3600.0, "longest_pause_s": 3600.0}
 """Longer than any of these tests takes."""
 
 
@@ -789,10 +789,19 @@ async def test_a_rollout_is_consumed_by_one_step_only(store):
     await store.commit_step(step_record(2, "b"))
 
 
+async def test_a_step_that_is_committed_again_with_the_same_record_changes_nothing(store):
+    await finished(store, "a", "b")
+    await store.commit_step(step_record(1, "a"))
+    await store.commit_step(step_record(1, "a"))
+    with pytest.raises(StoreError, match="step 1 was committed before"):
+        await store.commit_step(step_record(1, "b"))
+    assert await store.steps() == [step_record(1, "a")]
+
+
 @pytest.mark.parametrize(
     ("record", "why"),
     [
-        (step_record(1), "step 1 was committed before"),
+        (step_record(1, "a"), "step 1 was committed before"),
         (step_record(2, "queued"), "rollout queued, which is queued"),
         (step_record(2, "nowhere"), "rollout nowhere, which is not in the store"),
         (step_record(2, "a", "a"), "twice"),
@@ -848,6 +857,19 @@ async def test_a_worker_from_before_a_discard_cannot_write_into_the_repeated_rol
     assert await store.finish(new, Outcome(failure="infrastructure")) == "queued"
     (last,) = await store.claim("w2")
     assert await store.finish(last, Outcome(failure="infrastructure")) == "failed"
+
+
+async def test_a_reward_from_before_a_discard_is_refused_as_late(store):
+    (old,) = await claimed(store, "a")
+    late = Reward(rollout_id="a", attempt=old.attempt, value=1.0, source="agent", name="late")
+    await store.discard_after(0)
+    with pytest.raises(LeaseLost):
+        await store.add_rewards([late])
+    (new,) = await claimed(store, "a")
+    with pytest.raises(LeaseLost):
+        await store.add_rewards([late])
+    await store.finish(new, DONE)
+    assert [r.rewards for r in await store.results(["a"])] == [()]
 
 
 # --- retention

@@ -207,7 +207,9 @@ async def test_more_news_than_notifications_hold_makes_others_look_for_themselve
 def test_notices_fit_into_notifications_and_say_all():
     finished = tuple(f"rollout-{i}" for i in range(1500))
     ended = tuple((name, 1) for name in finished)
-    notices = to_notices("me", [Change(None, queued=3), Change(None, finished=finished, ended=ended)])
+    notices = to_notices(
+        "me", [Change(None, queued=3), Change(None, finished=finished, ended=ended)]
+    )
     assert len(notices) > 5
     assert max(len(notice.encode()) for notice in notices) < 8000
     heard = [change for _, change in map(from_notice, notices) if change]

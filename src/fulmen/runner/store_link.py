@@ -20,6 +20,7 @@ _AWAY = (502, 503, 504)
 """A proxy without its server, or a server that ends."""
 _SHORTEST_S, _LONGEST_S = 0.05, 2.0
 """Pauses between tries."""
+_THERE_S = 1.0
 _CONNECT_S = 5.0
 _ANSWER_S = 20.0
 """A request without an answer for so long, seconds, is sent again: the network may have been cut
@@ -61,6 +62,7 @@ class StoreLink:
         headers = {"x-fulmen-request": secrets.token_hex(12)}
         pause = _SHORTEST_S
         while True:
+            began = time.monotonic()
             try:
                 response = await self._http.post(
                     f"{self.url}/v1/store/{verb}", content=body, headers=headers, timeout=timeout
@@ -70,6 +72,8 @@ class StoreLink:
                 why = f"it answers {response.status_code}"
             except httpx.TransportError as error:
                 why = str(error) or type(error).__name__
+                if not isinstance(error, httpx.TimeoutException):
+                    self._lasted(time.monotonic() - began)
             self._away(why)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
             pause = min(2 * pause, _LONGEST_S)
@@ -81,6 +85,11 @@ class StoreLink:
     async def aclose(self) -> None:
         """Close all connections."""
         await self._http.aclose()
+
+    def _lasted(self, seconds: float) -> None:
+        """A connection was lost after so long: if a question waited on it, the server was there."""
+        if seconds > _THERE_S:
+            self._away_since = None
 
     def _away(self, why: str) -> None:
         now = time.monotonic()

@@ -120,8 +120,10 @@ class Store(Protocol):
     async def commit_step(self, step: StepRecord) -> None:
         """Record a training step and the rollouts it consumed, in one transaction.
 
+        The same record again changes nothing.
+
         Raises:
-            StoreError: the step exists, or one of the rollouts was consumed by another step.
+            StoreError: the step exists with another record, or one of the rollouts was consumed by another step.
         """
         ...
 

@@ -73,13 +73,17 @@ def add_rewards(connection: Connection, rewards: Sequence[Reward]) -> Change[Non
 
     Raises:
         StoreError: there is no such attempt; nothing is written.
-        LeaseLost: another attempt has begun; nothing is written.
+        LeaseLost: another attempt has begun, or the rollout was discarded; nothing is written.
     """
     found = states(connection, (reward.rollout_id for reward in rewards), hold=True)
     for reward in rewards:
         row = found.get(reward.rollout_id)
         whose = f"rollout {reward.rollout_id}, attempt {reward.attempt}"
-        if row is None or not row.attempts_before < reward.attempt <= row.attempt:
+        if row is None or reward.attempt <= row.attempts_before:
+            if reward.attempt <= _discarded(connection, reward.rollout_id):
+                raise LeaseLost(f"{whose}: a reward came after the rollout was discarded")
+            row = None
+        if row is None or not 0 < reward.attempt <= row.attempt:
             raise StoreError(f"{whose}: a reward for an attempt that never began")
         if reward.attempt < row.attempt:
             raise LeaseLost(f"{whose}: a reward came after attempt {row.attempt} had begun")
@@ -87,15 +91,23 @@ def add_rewards(connection: Connection, rewards: Sequence[Reward]) -> Change[Non
     return Change(None)
 
 
+def _discarded(connection: Connection, rollout_id: str) -> int:
+    """The highest attempt of a rollout that was ever deleted with it; 0 if there is none."""
+    d = tables.discarded.c
+    return connection.scalar(select(d.attempt).where(d.rollout_id == rollout_id)) or 0
+
+
 def commit_step(connection: Connection, step: StepRecord, text: str) -> Change[None]:
-    """Record a step and what it consumed.
+    """Record a step and what it consumed; the same record again changes nothing.
 
     Raises:
-        StoreError: the step exists, or a rollout is not there to be consumed; nothing is written.
+        StoreError: the step exists with another record, or a rollout is not there to be consumed; nothing is written.
     """
     c = tables.consumed.c
-    same = select(tables.steps.c.step).where(tables.steps.c.step == step.step)
-    if connection.scalar(same) is not None:
+    same = select(tables.steps.c.record).where(tables.steps.c.step == step.step)
+    if (before := connection.scalar(same)) is not None:
+        if before == text:
+            return Change(None)  # it came again, because the answer was lost on its way
         raise StoreError(f"step {step.step} was committed before")
     if len(set(step.consumed)) < len(step.consumed):
         raise StoreError(f"step {step.step} consumes a rollout twice")
