@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from fulmen.credit.rules import Rule
 from fulmen.gateway.app import Gateway
+from fulmen.launch.memory import settled
 from fulmen.launch.others import OtherModels, read_others, served_models
 from fulmen.launch.policy import ServedPolicy
 from fulmen.launch.record import open_record
@@ -114,7 +115,8 @@ async def running(
                 _exporter(settings.otlp_endpoint, hint) as export,
             ):
                 collector = Collector(store, pool, inputs.judge, listen, export)
-                yield Rig(store, collector, server.url)
+                with settled():
+                    yield Rig(store, collector, server.url)
     finally:
         await store.close()
 
