@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fulmen.credit.rules import Rule
 from fulmen.gateway.app import Gateway
 from fulmen.launch.elsewhere import Elsewhere, expiring, work_command
+from fulmen.launch.memory import settled
 from fulmen.launch.others import OtherModels, read_others, served_models
 from fulmen.launch.policy import ServedPolicy
 from fulmen.launch.record import open_record
@@ -115,7 +116,8 @@ async def running(
                 _exporter(settings.otlp_endpoint, hint) as export,
             ):
                 collector = Collector(store, pool, inputs.judge, listen, export)
-                yield Rig(store, collector, server.url)
+                with settled():
+                    yield Rig(store, collector, server.url)
     finally:
         await store.close()
 

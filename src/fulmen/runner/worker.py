@@ -7,6 +7,7 @@ descriptors. It stays small: nothing of the learner, the engine or the store is 
 import asyncio
 import contextlib
 import functools
+import gc
 import os
 import signal
 import socket
@@ -48,6 +49,7 @@ async def serve(orders: asyncio.StreamReader, reports: Reports) -> None:
     except AgentError as error:
         reports.send(Ready(error=str(error)))
         return
+    gc.freeze()  # what the agent has imported stays: no need to look through it again and again
     reports.send(Ready())
     attempts = _Attempts(run, reports)
     while (order := await receive_order(orders)) is not None:

@@ -14,9 +14,9 @@ from fulmen.trainer.events import Listener, Progress
 from fulmen.trainer.grading import AgentErrors, Graded, Grader, check_grader, grade
 from fulmen.trainer.weights import UNWEIGHTED, Weights
 
-# A finished rollout that waits this long, seconds, is scored together with its neighbours: one
-# query for many instead of one each.
 _GATHER_S = 0.25
+"""The first rollouts to end wait so long for their neighbours: one query for many instead of one
+each. When fewer are out the wait is shorter in proportion, so that nobody waits behind the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Collector:
         pending = set(order)
         held: list[str] = []
         while pending:
-            finished = await self._next(sorted(pending))
+            finished = await self._next(sorted(pending), _GATHER_S * len(pending) / len(order))
             pending.difference_update(finished)
             held += finished
             if pending and self.judge.needs_whole_groups:
@@ -85,8 +85,8 @@ class Collector:
             self._report(phase, step, graded, len(order), len(order) - len(pending))
         return [graded[name] for name in order]
 
-    async def _next(self, pending: Sequence[str]) -> list[str]:
-        """Ids that have ended; raises what stopped the pool."""
+    async def _next(self, pending: Sequence[str], gather_s: float) -> list[str]:
+        """Ids that have ended, up to so long after the first; raises what stopped the pool."""
         waiting = asyncio.ensure_future(self.store.wait_finished(pending))
         broken = asyncio.ensure_future(self.pool.broken())
         try:
@@ -95,7 +95,7 @@ class Collector:
                 broken.result()
             first = await waiting
             if len(first) < len(pending):
-                await asyncio.wait({broken}, timeout=_GATHER_S)
+                await asyncio.wait({broken}, timeout=gather_s)
             return await self.store.wait_finished(pending, timeout_s=0)
         finally:
             waiting.cancel()
