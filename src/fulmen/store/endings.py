@@ -6,6 +6,7 @@ They run in the writer's transaction, as those of `fulmen.store.changes` do.
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from msgspec import structs
 from sqlalchemy import Connection, Double, bindparam, literal, or_, select, update
 
 from fulmen.schema.records import FailureKind, Lease, Outcome, Retry
@@ -63,6 +64,7 @@ class Result(NamedTuple):
 
 def finish(connection: Connection, results: Sequence[Result]) -> list[Change[Status | Refused]]:
     """End attempts; one that ended so before gets the same answer."""
+    results = [_judged(connection, result) for result in results]
     found = states(connection, (result.lease.rollout.id for result in results), hold=True)
     endings: dict[int, _Ending] = {}
     for place, (lease, failure, text) in enumerate(results):
@@ -77,6 +79,24 @@ def finish(connection: Connection, results: Sequence[Result]) -> list[Change[Sta
         ended.get(place) or _late(connection, result, found.get(result.lease.rollout.id))
         for place, result in enumerate(results)
     ]
+
+
+def _judged(connection: Connection, result: Result) -> Result:
+    """The result, with the blame where it belongs: an agent that a model call failed under, with
+    the status of a server's error, could not help it."""
+    if result.failure != "agent":
+        return result
+    c, lease = tables.calls.c, result.lease
+    failed = select(c.status).where(
+        c.rollout_id == lease.rollout.id, c.attempt == lease.attempt, c.status >= 500
+    )
+    status = connection.scalar(failed.limit(1))
+    if status is None:
+        return result
+    outcome = rows.from_text(Outcome, result.text)
+    error = f"a model call ended with {status}, and then the agent: {outcome.error}"
+    outcome = structs.replace(outcome, failure="infrastructure", error=error)
+    return Result(lease, outcome.failure, rows.to_text(outcome, "the outcome"))
 
 
 def _late(connection: Connection, result: Result, row: State | None) -> Change[Status | Refused]:
