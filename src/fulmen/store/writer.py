@@ -208,9 +208,11 @@ class Writer:
 
     def _wait(self) -> None:
         """Until there is something to do; with claims parked, also for what comes due."""
-        rings = self._parked and self._due < math.inf
-        left = max(0.0, self._due - time.monotonic()) if rings else None
-        self._changed.wait_for(lambda: self._waiting or self._wakes_elsewhere or self._end, left)
+        while not (self._waiting or self._wakes_elsewhere or self._end):
+            left = self._due - time.monotonic() if self._parked else math.inf
+            if left <= 0:
+                return
+            self._changed.wait(None if left == math.inf else left)
 
     def _commit(self, batch: list[Job[Any]]) -> None:
         wanted = [job for job in batch if not job.future.cancelled()]
