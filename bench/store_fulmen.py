@@ -3,11 +3,27 @@
 Arguments: `serve` and how many rollouts to queue, or `agents` and a `Crowd` as JSON.
 """
 
+import contextlib
+import json
 import secrets
+import sqlite3
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
+from starlette.applications import Starlette
+
+from fulmen.runner.store_client import StoreClient
 from fulmen.schema.records import Lease, Outcome, Rollout, Span, Task
+from fulmen.schema.role_keys import make_role_keys
+from fulmen.server.eventloop import run
+from fulmen.server.http import Listening
+from fulmen.server.store_api import StoreApi
 from fulmen.store.base import Store
-from store_load import TEXT, Round
+from fulmen.store.open import open_store
+from store_load import TEXT, Crowd, Round, run_agents, serve_until_told
 
 _GROUP = 8
 DONE = Outcome(output="42")
@@ -65,3 +81,43 @@ class Client:
     async def finish(self, ticket: Lease) -> None:
         """On disk."""
         await self._store.finish(ticket, DONE)
+
+
+@contextlib.asynccontextmanager
+async def connect(url: str, key: str) -> AsyncIterator[Client]:
+    """A client of the server at the URL."""
+    store = StoreClient(url, key)
+    try:
+        yield Client(store)
+    finally:
+        await store.close()
+
+
+async def serve(count: int) -> None:
+    """A store with rollouts in its queue, in a file of its own."""
+    with tempfile.TemporaryDirectory(prefix="fulmen-bench-") as folder:
+        store = open_store(Path(folder) / "run.db")
+        await store.enqueue(rollouts(0, count))
+        keys = make_role_keys(store.secret)
+
+        async def facts() -> dict[str, Any]:
+            with contextlib.closing(sqlite3.connect(Path(folder) / "run.db")) as kept:
+                query = "SELECT count(*) FROM rollouts WHERE status = 'succeeded'"
+                (succeeded,) = kept.execute(query).fetchone()
+                (spans,) = kept.execute("SELECT count(*) FROM spans").fetchone()
+            return {"succeeded": succeeded, "spans": spans}
+
+        api = StoreApi(store, keys)
+        app = Starlette(routes=api.routes())
+        async with Listening(app, "127.0.0.1", 0) as server:
+            await serve_until_told(facts, url=server.url, key=keys.worker)
+            await api.aclose()
+        await store.close()
+
+
+if __name__ == "__main__":
+    what, argument = sys.argv[1:]
+    if what == "serve":
+        run(serve(int(argument)))
+    else:
+        run(run_agents(Crowd(**json.loads(argument)), connect))

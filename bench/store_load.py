@@ -150,10 +150,12 @@ async def _or_failure(work: "asyncio.Future[Any]", waiting: Coroutine[Any, Any, 
 
 async def serve_until_told(facts: Callable[[], Awaitable[dict[str, Any]]], **ready: object) -> None:
     """A server's process: says how it is reached, answers each line with its facts, until the end
-    of its input."""
+    of its input. `cpu_s` is what it has used since it was ready."""
     say(**ready)
+    before = time.process_time()
     while await asyncio.to_thread(sys.stdin.readline):
-        say(**await facts(), cpu_s=time.process_time())
+        cpu_s = time.process_time() - before
+        say(**await facts(), cpu_s=cpu_s)
 
 
 def say(**facts: object) -> None:
