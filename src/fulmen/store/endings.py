@@ -3,54 +3,107 @@
 They run in the writer's transaction, as those of `fulmen.store.changes` do.
 """
 
-import time
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import Connection, and_, bindparam, select, update
+from sqlalchemy import Connection, Double, bindparam, literal, or_, select, update
 
-from fulmen.schema.records import FailureKind, Lease, Outcome
+from fulmen.schema.records import FailureKind, Lease, Outcome, Retry
 from fulmen.store import rows, tables
 from fulmen.store.base import FINISHED, Status
 from fulmen.store.changes import count
-from fulmen.store.database import Change
-from fulmen.store.leasing import ATTEMPT, SET_STATUS
-from fulmen.store.lifecycle import OPEN, is_current, status_after
-from fulmen.store.reads import CANCELLED, State, states
+from fulmen.store.database import Change, soonest
+from fulmen.store.leasing import ATTEMPT
+from fulmen.store.lifecycle import OPEN, Next, is_current, next_of
+from fulmen.store.reads import CANCELLED, State, retries, states
+
+T = TypeVar("T")
 
 _LEASE_OVER = Outcome(failure="infrastructure", error="the worker's lease expired")
+_TOO_LONG = Outcome(failure="timeout", error="the deadline was over, and the worker told no end")
 
+_SET_STATUS = (
+    update(tables.rollouts)
+    .where(tables.rollouts.c.id == bindparam("of"))
+    .values(
+        status=bindparam("to"),
+        lease_expires=None,
+        deadline=None,
+        not_before=tables.now() + bindparam("pause", type_=Double),  # null stays null
+    )
+)
 _END_ATTEMPT = (
-    update(tables.attempts).where(ATTEMPT).values(ended=bindparam("at"), outcome=bindparam("text"))
+    update(tables.attempts).where(ATTEMPT).values(ended=tables.now(), outcome=bindparam("text"))
 )
 
 
-class Ending(NamedTuple):
-    """An attempt that came to its end."""
+class Refused(NamedTuple):
+    """Why a result cannot be taken. No exception: that it was refused is counted, and kept."""
+
+    why: str
+
+
+class _Ending(NamedTuple):
+    """How the attempt of a rollout ended."""
+
+    of: State
+    failure: FailureKind | None
+    text: str
+    """The outcome as JSON."""
+
+
+class Result(NamedTuple):
+    """What a worker tells of the end of its attempt."""
 
     lease: Lease
     failure: FailureKind | None
-    outcome: str
-    """As JSON text."""
+    text: str
+    """The outcome as JSON."""
 
 
-def finish(connection: Connection, endings: Sequence[Ending]) -> list[Change[Status | None]]:
-    """End attempts; a value of None, and a count, for one that is not current.
-
-    Refusing is no exception here: the count must be kept.
-    """
-    found = states(connection, (x.lease.rollout.id for x in endings), hold=True)
-    moves: list[_Move | None] = []
-    for lease, failure, text in endings:
+def finish(connection: Connection, results: Sequence[Result]) -> list[Change[Status | Refused]]:
+    """End attempts; one that ended so before gets the same answer."""
+    found = states(connection, (result.lease.rollout.id for result in results), hold=True)
+    endings: dict[int, _Ending] = {}
+    for place, (lease, failure, text) in enumerate(results):
         row = found.get(lease.rollout.id)
-        current = row and is_current(row.status, latest=row.attempt, attempt=lease.attempt)
-        # Whoever says the same twice is told that it is over.
-        moves.append(_move(found.pop(row.id), failure, text) if row and current else None)
-    refused = moves.count(None)
-    if refused:
-        count(connection, "refused_results", refused)
-    _write(connection, [move for move in moves if move])
-    return [move.change() if move else Change(None) for move in moves]
+        if row and is_current(row.status, latest=row.attempt, attempt=lease.attempt):
+            endings[place] = _Ending(row, failure, text)
+            del found[row.id]  # what comes of it is known once it is written
+    ended = dict(zip(endings, _end(connection, list(endings.values())), strict=True))
+    late = [result for place, result in enumerate(results) if place not in ended]
+    found = states(connection, (result.lease.rollout.id for result in late))
+    return [
+        ended.get(place) or _late(connection, result, found.get(result.lease.rollout.id))
+        for place, result in enumerate(results)
+    ]
+
+
+def _late(connection: Connection, result: Result, row: State | None) -> Change[Status | Refused]:
+    """The answer to a result of an attempt that does not run."""
+    lease, failure, text = result
+    a = tables.attempts.c
+    query = select(a.worker, a.outcome).where(
+        a.rollout_id == lease.rollout.id, a.attempt == lease.attempt
+    )
+    before = connection.execute(query).one_or_none()
+    if row and before and (before.worker, before.outcome) == (lease.worker, text):
+        begun = lease.attempt - row.attempts_before
+        retry = retries(connection, [row.id])[row.id]
+        return Change(next_of(failure, begun=begun, retry=retry).status)
+    count(connection, "refused_results", 1)
+    return Change(Refused(_why(row, lease.attempt)))
+
+
+def _why(row: State | None, attempt: int) -> str:
+    """Why an attempt may not tell its end."""
+    if row is None or attempt <= row.attempts_before:
+        return "the rollout was discarded"
+    if attempt < row.attempt:
+        return f"attempt {row.attempt} has begun"
+    if row.status == "cancelled":
+        return "the rollout was cancelled"
+    return f"it had ended in another way, and the rollout is {row.status}"
 
 
 def cancel(connection: Connection, rollout_ids: Iterable[str]) -> Change[int]:
@@ -58,66 +111,74 @@ def cancel(connection: Connection, rollout_ids: Iterable[str]) -> Change[int]:
     wanted = [
         row for row in states(connection, rollout_ids, hold=True).values() if row.status in OPEN
     ]
-    changes = _all_end(connection, wanted, CANCELLED)
-    return Change(len(wanted), finished=changes.finished, ended=changes.ended)
+    text = rows.to_text(CANCELLED, "the cancellation")
+    ended = _end(connection, [_Ending(row, CANCELLED.failure, text) for row in wanted])
+    return _as_one(len(wanted), ended)
 
 
-def expire(connection: Connection, now: float) -> Change[list[str]]:
-    """End the attempts whose lease is over; returns the ids of their rollouts."""
-    c = tables.rollouts.c
-    over = and_(c.status == "running", c.lease_expires < now)
-    query = select(c.id).where(over).order_by(c.position)
-    ids = list(connection.scalars(query.with_for_update(key_share=True)))
-    found = states(connection, ids)
-    changes = _all_end(connection, [found[name] for name in ids], _LEASE_OVER)
-    return Change(ids, queued=changes.queued, finished=changes.finished, ended=changes.ended)
+def expire(connection: Connection, now: float | None = None) -> Change[list[str]]:
+    """End the attempts whose lease or whose deadline is over; returns the ids of their rollouts.
+
+    `now`: Unix time, for the database's own.
+    """
+    c, at = tables.rollouts.c, tables.now() if now is None else literal(now, Double)
+    lost = c.lease_expires < at
+    query = select(c.id, lost.label("lost"))
+    query = query.where(c.status == "running", or_(lost, c.deadline < at))
+    query = query.order_by(c.position).with_for_update(key_share=True)
+    over = {row.id: _LEASE_OVER if row.lost else _TOO_LONG for row in connection.execute(query)}
+    found = states(connection, over)
+    endings = [
+        _Ending(found[name], outcome.failure, rows.to_text(outcome, "the end"))
+        for name, outcome in over.items()
+    ]
+    return _as_one(list(over), _end(connection, endings))
 
 
-def _all_end(connection: Connection, rows_: Sequence[State], outcome: Outcome) -> Change[None]:
-    """All these end in the same way."""
-    text = rows.to_text(outcome, "the outcome")
-    moves = [_move(row, outcome.failure, text) for row in rows_]
-    _write(connection, moves)
-    changes = [move.change() for move in moves]
+def _as_one(value: T, changes: Sequence[Change[Any]]) -> Change[T]:
     return Change(
-        None,
+        value,
         queued=sum(change.queued for change in changes),
+        due_s=soonest(change.due_s for change in changes),
         finished=tuple(name for change in changes for name in change.finished),
         ended=tuple(end for change in changes for end in change.ended),
     )
 
 
-class _Move(NamedTuple):
-    """A rollout on its way to its next status."""
-
-    row: State
-    to: Status
-    outcome: str
-
-    def change(self) -> Change[Status | None]:
-        name, running = self.row.id, self.row.status == "running"
-        return Change(
-            self.to,
-            queued=int(self.to == "queued"),
-            finished=(name,) if self.to in FINISHED else (),
-            ended=((name, self.row.attempt),) if running else (),
+def _end(connection: Connection, endings: Sequence[_Ending]) -> list[Change[Status | Refused]]:
+    """Move rollouts to their next status, and close the attempts of those that run."""
+    failed = [x.of.id for x in endings if x.failure not in (None, "cancelled")]
+    retry = retries(connection, failed)
+    following = [
+        next_of(
+            failure,
+            begun=row.attempt - row.attempts_before,
+            retry=retry.get(row.id, Retry()),
         )
-
-
-def _move(row: State, failure: FailureKind | None, outcome: str) -> _Move:
-    begun = row.attempt - row.attempts_before
-    return _Move(row, status_after(failure, begun=begun, max_attempts=row.max_attempts), outcome)
-
-
-def _write(connection: Connection, moves: Sequence[_Move]) -> None:
-    """Give rollouts their next status, and close the attempts of those that run."""
-    now = time.time()
-    if moves:
-        connection.execute(SET_STATUS, [{"of": move.row.id, "to": move.to} for move in moves])
+        for row, failure, _ in endings
+    ]
+    moved = [
+        {"of": row.id, "to": coming.status, "pause": coming.pause_s or None}
+        for (row, _, _), coming in zip(endings, following, strict=True)
+    ]
     closed = [
-        {"of": row.id, "number": row.attempt, "at": now, "text": text}
-        for row, _, text in moves
+        {"of": row.id, "number": row.attempt, "text": text}
+        for row, _, text in endings
         if row.status == "running"
     ]
+    if moved:
+        connection.execute(_SET_STATUS, moved)
     if closed:
         connection.execute(_END_ATTEMPT, closed)
+    return [_change(row, coming) for (row, _, _), coming in zip(endings, following, strict=True)]
+
+
+def _change(row: State, coming: Next) -> Change[Status | Refused]:
+    queued = coming.status == "queued"
+    return Change(
+        coming.status,
+        queued=int(queued and not coming.pause_s),
+        due_s=coming.pause_s if queued and coming.pause_s else None,
+        finished=(row.id,) if coming.status in FINISHED else (),
+        ended=((row.id, row.attempt),) if row.status == "running" else (),
+    )

@@ -5,7 +5,6 @@
 """
 
 import asyncio
-import contextlib
 import functools
 import math
 import time
@@ -30,7 +29,7 @@ from fulmen.schema.records import (
 from fulmen.store import changes, endings, leasing, reads, rows, tables
 from fulmen.store.base import AttemptEnded, Status
 from fulmen.store.database import READERS, Change, Database
-from fulmen.store.endings import Ending
+from fulmen.store.endings import Result
 from fulmen.store.jobs import Alike, Job, Way
 from fulmen.store.leasing import Claim
 from fulmen.store.watch import Watch
@@ -38,8 +37,8 @@ from fulmen.store.writer import Writer, patiently
 
 T = TypeVar("T")
 
-_CLOCKS_S = 60.0
-"""How far the clocks of machines that share a store may be apart."""
+_MARGIN_S = 60.0
+"""What took longer between a commit and its notification is not asked for again."""
 
 _keep_calls = functools.partial(changes.keep, table=tables.calls, counter="refused_calls")
 _keep_spans = functools.partial(changes.keep, table=tables.spans, counter="refused_spans")
@@ -95,13 +94,13 @@ class SqlStore:
         if not wanted:
             return []
         job: Job[list[Lease]] = Job(
-            self._taking([Claim(worker, limit, lease_s) for worker, limit in wanted]),
+            Alike(self._take, Claim(wanted, lease_s)),
             parks=wait_s > 0,
             unwanted=self._give_back,
         )
         try:
             await self._writer.submit(job)
-            await _done(job, wait_s if wait_s > 0 else None)
+            await self._writer.answers.of(job.future, wait_s if wait_s > 0 else None)
         except asyncio.CancelledError:
             # Too late to withdraw: the leases are on disk, and nobody will ever see them.
             if not job.future.cancel() and not job.future.exception():
@@ -117,8 +116,7 @@ class SqlStore:
         return await self._write(lambda db: leasing.renew(db, leases, lease_s))
 
     async def expire_leases(self, *, now: float | None = None) -> list[str]:
-        at = time.time() if now is None else now
-        return await self._write(lambda db: endings.expire(db, at))
+        return await self._write(lambda db: endings.expire(db, now))
 
     async def record_calls(self, calls: Sequence[Call]) -> None:
         new = [rows.call_row(call) for call in calls]
@@ -137,13 +135,10 @@ class SqlStore:
     async def finish(self, lease: Lease, outcome: Outcome) -> Status:
         whose = f"rollout {lease.rollout.id}, attempt {lease.attempt}"
         text = rows.to_text(outcome, f"the outcome of {whose}")
-        ending = Ending(lease, outcome.failure, text)
-        status = await self._write(Alike(endings.finish, ending, frozenset([lease.rollout.id])))
-        if status is None:
-            raise LeaseLost(
-                f"{whose}: no longer the current attempt; its result was refused",
-                hint="its lease ended, it was cancelled, or it was finished before",
-            )
+        result = Result(lease, outcome.failure, text)
+        status = await self._write(Alike(endings.finish, result, frozenset([lease.rollout.id])))
+        if isinstance(status, endings.Refused):
+            raise LeaseLost(f"{whose}: {status.why}; its result was refused")
         return status
 
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
@@ -203,16 +198,6 @@ class SqlStore:
         if lost:
             raise lost
 
-    def _taking(self, claims: Sequence[Claim]) -> Callable[[Connection], Change[list[Lease]]]:
-        """One claim can be served together with those of others; several are served as one."""
-        if len(claims) == 1:
-            return Alike(self._take, claims[0])
-
-        def take(db: Connection) -> Change[list[Lease]]:
-            return Change([lease for part in self._take(db, claims) for lease in part.value])
-
-        return take
-
     async def _keep(self, way: Way[Sequence[rows.Row], None], new: Sequence[rows.Row]) -> None:
         touches = frozenset(str(row["rollout_id"]) for row in new)
         await self._writer.submit(Job(Alike(way, new, touches), promised=True))
@@ -241,17 +226,17 @@ class SqlStore:
 
     def _heard(self, change: Change[None]) -> None:
         """Another process did this."""
-        if change.queued:
-            self._writer.wake(change.queued)
+        if change.queued or change.due_s is not None:
+            self._writer.wake(change.queued, due_s=change.due_s)
         self._announce(change)
 
-    def _look_again(self, since: float) -> None:
-        """Other processes may have done anything since then."""
+    def _look_again(self, missed_s: float) -> None:
+        """Other processes may have done anything in the last so many seconds."""
         self._writer.wake(None)
         self._watch.look_again()
         if self._listeners and self._database.reading is not None:
-            margin = since - _CLOCKS_S
-            ended = self._look(self._database.reading, lambda db: reads.ended_since(db, margin))
+            since = missed_s + _MARGIN_S
+            ended = self._look(self._database.reading, lambda db: reads.ended_lately(db, since))
             self._announce(Change(None, ended=tuple(ended)))
 
     def _announce(self, change: Change[Any]) -> None:
@@ -263,17 +248,3 @@ class SqlStore:
     def _give_back(self, leases: list[Lease]) -> None:
         if leases:
             self._writer.later(Job(lambda db: leasing.give_back(db, leases)))
-
-
-async def _done(job: Job[Any], timeout_s: float | None) -> None:
-    """Wait until the job is done or the time is over; the job goes on either way."""
-    loop, arrived = asyncio.get_running_loop(), asyncio.Event()
-
-    def wake(_: object) -> None:
-        with contextlib.suppress(RuntimeError):  # a closed loop has nobody left to wake
-            loop.call_soon_threadsafe(arrived.set)
-
-    job.future.add_done_callback(wake)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(timeout_s):
-            await arrived.wait()
