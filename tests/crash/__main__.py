@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import logging
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -78,6 +79,7 @@ def main() -> int:
     if unknown := set(options.kinds) - set(KINDS):
         parser.error(f"no such kind: {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")
     logging.basicConfig(level=logging.WARNING)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and leave nothing running
     kinds = options.kinds or KINDS
     postgres = Postgres() if any(kind.endswith("postgresql") for kind in kinds) else None
     outcomes = []
