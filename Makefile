@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Two OpenMP pools that spin on two cores bring each other to a halt.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: help setup demo experiment-calc experiment-sql experiment-rag ablation test check test-base test-clients test-frameworks fmt bench bench-engine bench-learner bench-gateway bench-tracing bench-trl bench-gpu lock clean
+.PHONY: help setup demo experiment-calc experiment-sql experiment-rag ablation test check crash-test test-base test-clients test-frameworks fmt bench bench-engine bench-learner bench-gateway bench-tracing bench-trl bench-gpu lock clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -50,6 +50,10 @@ check: $(STAMP) ## lint, format, import rules and types
 	@$(VENV)/bin/ruff format --check -q .
 	@$(VENV)/bin/lint-imports --no-cache 2>&1 | tail -4
 	@$(VENV)/bin/pyright
+
+crash-test: $(STAMP) ## kill processes of a run ROUNDS times and see that nothing is lost; KINDS="postgresql http+sqlite" for some
+	@bash tests/postgres.sh
+	@PYTHONPATH=tests $(PY) -m crash --rounds $(or $(ROUNDS),60) $(if $(SEED),--seed $(SEED)) $(KINDS)
 
 test-base: $(STAMP) ## the tests that need no PyTorch, on every Python found, without PyTorch
 	@bash tests/base.sh $(PYTHON) python3.12 python3.13

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import logging
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -22,13 +23,15 @@ from databases import Postgres, free_port
 KINDS = ("postgresql", "http+sqlite", "http+postgresql")
 _STUCK_S = 120.0
 """If no step comes to its end for so long, something waits for ever."""
+_UNDISTURBED = 2
+"""Steps after the last kill."""
 
 
 def _lives(scene: Scene) -> list[Life]:
     """Who is killed, and how often on average, seconds."""
     lives = [
         Life("server", serve, scene, 6.0, below=False),
-        Life("trainer", train, scene, 12.0, below=False),
+        Life("trainer", train, scene, 16.0, below=False),
         *(Life(f"worker-{n}", work, scene, 4.0, below=False) for n in range(WORKERS)),
     ]
     if scene.line_port != scene.port:
@@ -46,13 +49,14 @@ def run(scene: Scene, rounds: int) -> tuple[Killing, Findings]:
     for folder in (scene.ledgers, scene.folder / "logs"):
         folder.mkdir(parents=True)
     killing = Killing(_lives(scene), scene.chance("who"))
-    moved, steps, told = time.monotonic(), 0, 0.0
+    moved, steps, told, undisturbed = time.monotonic(), 0, 0.0, 0
     try:
-        while killing.total < rounds:
-            killing.turn()
+        while undisturbed < _UNDISTURBED:
+            killing.turn(killing=killing.total < rounds)
             now = time.monotonic()
             if _steps(scene) != steps:
                 steps, moved = _steps(scene), now
+                undisturbed += killing.total >= rounds
             if now - told > 2:
                 told = now
                 print(f"{scene.kind}: {killing.total} kills, {steps} steps", file=sys.stderr)
@@ -75,6 +79,7 @@ def main() -> int:
     if unknown := set(options.kinds) - set(KINDS):
         parser.error(f"no such kind: {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")
     logging.basicConfig(level=logging.WARNING)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and leave nothing running
     kinds = options.kinds or KINDS
     postgres = Postgres() if any(kind.endswith("postgresql") for kind in kinds) else None
     outcomes = []

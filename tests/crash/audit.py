@@ -14,7 +14,6 @@ from fulmen.schema.records import RolloutResult, StepRecord
 from fulmen.store import tables
 from fulmen.store.open import open_store
 from fulmen.store.sql import SqlStore
-from fulmen.trainer.history import go_on  # noqa: F401
 
 
 @dataclass
@@ -52,7 +51,8 @@ async def audit(scene: Scene) -> Findings:
             for problem in _differences(result, entry):
                 whose = f"rollout {result.rollout.id}, attempt {result.attempt}"
                 found.wrong.append(f"{whose}: {problem}; the ledger says {entry}")
-        _learned(scene, records, results, found)
+        if records:
+            _learned(scene, records[-1], results, found)
     finally:
         await store.close()
     _numbers(ledger, found)
@@ -62,6 +62,8 @@ async def audit(scene: Scene) -> Findings:
 async def _steps(store: SqlStore, records: Sequence[StepRecord], found: Findings) -> None:
     """Each step is there, with all that it asked for, finished, and nothing is left over."""
     found.steps = len(records)
+    if not records:
+        found.lost.append("no step is on record")
     if [record.step for record in records] != list(range(1, len(records) + 1)):
         found.lost.append(f"steps are {[record.step for record in records]}")
     for record in records:
@@ -112,13 +114,9 @@ def _differences(result: RolloutResult, entry: Entry | None) -> Iterator[str]:
 
 
 def _learned(
-    scene: Scene,
-    records: Sequence[StepRecord],
-    results: dict[str, RolloutResult],
-    found: Findings,
+    scene: Scene, last: StepRecord, results: dict[str, RolloutResult], found: Findings
 ) -> None:
-    """The last checkpoint holds each consumed rollout's calls once, step by step."""
-    last = records[-1]
+    """The last checkpoint holds each consumed rollout's calls once."""
     if last.checkpoint is None or not (scene.run / last.checkpoint / WEIGHTS).exists():
         found.lost.append(f"step {last.step} ended the run without a checkpoint ({last})")
         return
@@ -127,18 +125,10 @@ def _learned(
         found.wrong.append(f"step {last.step}'s checkpoint is of version {weights['version']}")
     learned = Counter((rollout, call) for rollout, call in weights["learned"])
     found.duplicated += [f"call {one} was learned {n} times" for one, n in learned.items() if n > 1]
-    for record in records:
-        for name in record.consumed:
-            if name not in results or results[name].outcome.failure in (
-                "infrastructure",
-                "timeout",
-            ):
-                continue
-            calls = results[name].calls
-            wanted = {
-                (name, call.id) for call in calls if not call.superseded and call.status < 400
-            }
-            missing = wanted - set(learned)
+    for name, result in results.items():
+        if result.outcome.failure in (None, "agent"):
+            calls = [call for call in result.calls if not call.superseded and call.status < 400]
+            missing = {(name, call.id) for call in calls} - set(learned)
             found.lost += [f"call {one} was never learned" for one in missing]
     strangers = {name for name, _ in learned} - set(results)
     found.wrong += [f"learned from {name}, which no step has consumed" for name in strangers]

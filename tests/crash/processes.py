@@ -33,12 +33,15 @@ class Life:
     """A process that lives for a time of chance, again and again."""
 
     def __init__(self, name: str, main: Main, scene: Scene, mean_s: float, below: bool) -> None:
-        """It lives `mean_s` seconds on average. `below`: what is killed is one of its children."""
+        """It lives `mean_s` seconds on average, and longer where starts take longer. `below`: what
+        is killed is one of its children."""
         self.name, self.below = name, below
         self._main, self._scene, self._mean_s = main, scene, mean_s
         self._chance = scene.chance(name)
         self.due = float("inf")
         """When it is killed (monotonic seconds)."""
+        self._took_s = 0.0
+        """What its last start took: a measure of how busy the machine is."""
 
     def start(self) -> None:
         """Begin to live."""
@@ -47,6 +50,7 @@ class Life:
         arguments = (self._main, self._scene, telling, log)
         self.process = _FORK.Process(target=_live, args=arguments, daemon=True)
         self.process.start()
+        self._began = time.monotonic()
         telling.close()
         self.told: Connection | None = listening
         early = self._chance.random() < _DURING_START
@@ -59,11 +63,12 @@ class Life:
         self.told.close()
         self.told = None
         if up:
+            self._took_s = time.monotonic() - self._began
             self.due = min(self.due, time.monotonic() + self.span())
 
     def span(self) -> float:
         """How long it may live, seconds."""
-        return self._chance.expovariate(1 / self._mean_s)
+        return self._chance.expovariate(1 / (self._mean_s + 2 * self._took_s))
 
     @staticmethod
     def _heard(told: Connection) -> bool:
@@ -159,6 +164,7 @@ class Killing:
 def _live(main: Main, scene: Scene, telling: Connection, log: Path) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for descriptor in (1, 2):
         os.dup2(file, descriptor)

@@ -20,7 +20,10 @@ class ByteRenderer:
     form = AnswerForm(dialects.PLAIN, {})
 
     def render(
-        self, messages: Sequence[Message], tools: Tools, options: Mapping[str, JSON]
+        self,
+        messages: Sequence[Message],
+        tools: Tools,  # noqa: ARG002
+        options: Mapping[str, JSON],  # noqa: ARG002
     ) -> tuple[int, ...]:
         ids: list[int] = []
         for message in messages:
@@ -37,7 +40,12 @@ class ByteRenderer:
     ) -> tuple[int, ...]:
         return (*served[0], *served[1], *self.render(messages[known:], tools, options))
 
-    def parse(self, prompt: Sequence[int], completion: Sequence[int], tools: Tools) -> Answer:
+    def parse(
+        self,
+        prompt: Sequence[int],  # noqa: ARG002
+        completion: Sequence[int],
+        tools: Tools,  # noqa: ARG002
+    ) -> Answer:
         return Answer(self.decode(completion))
 
     def reading(self, prompt: Sequence[int], tools: Tools) -> Reading:

@@ -89,7 +89,7 @@ def settings() -> TrainConfig:
         "group_size": 4,
         "checkpoint_every": 2,
         "keep_checkpoints": 2,
-        "deadline_s": 6.0,
+        "deadline_s": 10.0,
         "max_attempts": 12,
         "agent_error_reward": -1.0,
     }

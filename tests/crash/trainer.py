@@ -38,7 +38,7 @@ class Remembering:
         self.version += 1
         return {}
 
-    def save(self, folder: Path, *, final: bool) -> None:
+    def save(self, folder: Path, *, final: bool) -> None:  # noqa: ARG002
         """Write everything learned so far."""
         weights = {"version": self.version, "learned": self.learned}
         (folder / WEIGHTS).write_text(json.dumps(weights))

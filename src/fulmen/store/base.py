@@ -123,7 +123,8 @@ class Store(Protocol):
         The same record again changes nothing.
 
         Raises:
-            StoreError: the step exists with another record, or one of the rollouts was consumed by another step.
+            StoreError: the step exists with another record, or one of the rollouts was consumed
+                by another step.
         """
         ...
 

@@ -101,7 +101,8 @@ def commit_step(connection: Connection, step: StepRecord, text: str) -> Change[N
     """Record a step and what it consumed; the same record again changes nothing.
 
     Raises:
-        StoreError: the step exists with another record, or a rollout is not there to be consumed; nothing is written.
+        StoreError: the step exists with another record, or a rollout is not there to be consumed;
+            nothing is written.
     """
     c = tables.consumed.c
     same = select(tables.steps.c.record).where(tables.steps.c.step == step.step)
