@@ -107,7 +107,7 @@ async def test_files_that_do_not_fit_together_make_no_store(database, tmp_path, 
     (tmp_path / "empty" / "rollouts.parquet").replace(tmp_path / "files" / "rollouts.parquet")
     with pytest.raises(DataError, match="fit together"):
         make_store(second, tmp_path / "files", whole, tables.FORMAT)
-    with pytest.raises(StoreError, match="there is no store|it cannot be opened|no Fulmen"):
+    with pytest.raises(StoreError, match="there is no store"):
         open_store(second, new=False)
 
 
