@@ -150,7 +150,8 @@ class Exchange:
         running = len(tasks)
         try:
             while running:
-                piece = await pieces.get()
+                with self.attempt.asking():
+                    piece = await pieces.get()
                 if piece is None:
                     running -= 1
                 else:

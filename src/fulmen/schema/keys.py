@@ -7,9 +7,9 @@ no look-up is needed when a call arrives.
 
 import base64
 import hmac
-import time
 from hashlib import sha256
 
+from fulmen.schema.clock import steady_time
 from fulmen.schema.codec import from_msgpack, to_msgpack
 from fulmen.schema.errors import DataError
 from fulmen.schema.records import Record, Sampling
@@ -59,7 +59,7 @@ def read_key(key: str, secret: bytes, *, now: float | None = None) -> KeyClaims:
     if not (key.startswith(PREFIX) and hmac.compare_digest(signature, _sign(body, secret))):
         raise KeyRefused("the API key is not a rollout key of this server")
     claims = from_msgpack(KeyClaims, body)
-    if claims.expires < (time.time() if now is None else now):
+    if claims.expires < (steady_time() if now is None else now):
         raise KeyRefused(
             f"the key of rollout {claims.rollout_id}, attempt {claims.attempt}, has expired"
         )

@@ -3,17 +3,17 @@
 They run in the writer's transaction, as those of `fulmen.store.changes` do.
 """
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, and_, bindparam, delete, func, insert, or_, select, update
 
+from fulmen.schema.clock import steady_time
 from fulmen.schema.keys import KeyClaims, mint_key
-from fulmen.schema.records import Lease, Rollout
+from fulmen.schema.records import LONGEST_PAUSE_S, Lease, Rollout
 from fulmen.store import rows, tables
 from fulmen.store.database import Change
-from fulmen.store.lifecycle import is_current
+from fulmen.store.lifecycle import DEADLINE_GRACE_S, is_current
 from fulmen.store.reads import states
 
 _KEY_MARGIN_S = 60.0
@@ -25,55 +25,87 @@ ATTEMPT = and_(
     tables.attempts.c.rollout_id == bindparam("of"),
     tables.attempts.c.attempt == bindparam("number"),
 )
+_OF = tables.rollouts.c.id == bindparam("of")
 _BEGIN = (
     update(tables.rollouts)
-    .where(tables.rollouts.c.id == bindparam("of"))
-    .values(status="running", attempt=bindparam("number"), lease_expires=bindparam("until"))
+    .where(_OF)
+    .values(
+        status="running",
+        attempt=bindparam("number"),
+        lease_expires=bindparam("until"),
+        deadline=bindparam("at_most"),
+        not_before=None,
+    )
 )
-SET_STATUS = (
+_RENEW = update(tables.rollouts).where(_OF).values(lease_expires=tables.now() + bindparam("longer"))
+_GIVE_BACK = (
     update(tables.rollouts)
-    .where(tables.rollouts.c.id == bindparam("of"))
-    .values(status=bindparam("to"), lease_expires=None)
+    .where(_OF)
+    .values(
+        status="queued",
+        attempt=tables.rollouts.c.attempt - 1,
+        lease_expires=None,
+        deadline=None,
+    )
 )
+_NEW = {
+    "rollout_id": bindparam("of"),
+    "attempt": bindparam("number"),
+    "worker": bindparam("by"),
+    "started": bindparam("at"),
+}
 
 
 def take(
     connection: Connection, worker: str, limit: int, lease_s: float, secret: bytes
 ) -> Change[list[Lease]]:
-    """Begin an attempt of each of the oldest queued rollouts."""
-    c, now = tables.rollouts.c, time.time()
-    query = select(c.attempt, c.record).where(c.status == "queued").order_by(c.position)
-    query = query.limit(limit)
+    """Begin an attempt of each of the oldest queued rollouts that do not rest."""
+    c = tables.rollouts.c
+    # Further away than any rest can be: the clock was set back, and they are due.
+    rested = or_(
+        c.not_before.is_(None),
+        c.not_before <= tables.now(),
+        c.not_before > tables.now() + LONGEST_PAUSE_S,
+    )
+    query = select(c.attempt, c.record, tables.now().label("now"))
+    query = query.where(c.status == "queued", rested).order_by(c.position).limit(limit)
     found = connection.execute(query.with_for_update(key_share=True, skip_locked=True)).all()
     if not found:
         # What others hold just now may stay in the queue after all, and nobody would tell.
         found = connection.execute(query.with_for_update(key_share=True)).all()
-    leases = []
-    for latest, text in found:
+    if not found:
+        return Change([], due_s=_first_due(connection))
+    leases, begun = [], []
+    for latest, text, now in found:
         rollout, attempt = rows.from_text(Rollout, text), latest + 1
         lease = Lease(
             rollout=rollout,
             attempt=attempt,
             worker=worker,
-            key=_key(rollout, attempt, now, secret),
+            key=_key(rollout, attempt, secret),
             expires=now + lease_s,
         )
         leases.append(lease)
-    if leases:
-        connection.execute(_BEGIN, [_of(lease) | {"until": lease.expires} for lease in leases])
-        begun = [
-            {"rollout_id": x.rollout.id, "attempt": x.attempt, "worker": worker, "started": now}
-            for x in leases
-        ]
-        connection.execute(insert(tables.attempts), begun)
+        at_most = now + rollout.deadline_s + DEADLINE_GRACE_S
+        begun.append(_of(lease) | {"until": lease.expires, "at_most": at_most, "at": now})
+    connection.execute(_BEGIN, begun)
+    connection.execute(insert(tables.attempts).values(_NEW), [x | {"by": worker} for x in begun])
     return Change(leases)
 
 
-def _key(rollout: Rollout, attempt: int, now: float, secret: bytes) -> str:
+def _first_due(connection: Connection) -> float | None:
+    """Seconds until the first of the queued rollouts has rested; None: there are none."""
+    c = tables.rollouts.c
+    left = select(func.min(c.not_before) - tables.now()).where(c.status == "queued")
+    due = connection.scalar(left)
+    return None if due is None else min(max(due, 0.0), LONGEST_PAUSE_S)
+
+
+def _key(rollout: Rollout, attempt: int, secret: bytes) -> str:
     claims = KeyClaims(
         rollout_id=rollout.id,
         attempt=attempt,
-        expires=now + rollout.deadline_s + _KEY_MARGIN_S,
+        expires=steady_time() + rollout.deadline_s + _KEY_MARGIN_S,
         seed=rollout.seed,
         sampling=rollout.sampling,
         trained=rollout.split == "train",
@@ -87,20 +119,16 @@ def give_back(connection: Connection, leases: Sequence[Lease]) -> Change[None]:
     held = [lease for lease in leases if lease not in gone]
     if held:
         connection.execute(delete(tables.attempts).where(ATTEMPT), [_of(x) for x in held])
-        connection.execute(SET_STATUS, [_of(lease) | {"to": "queued"} for lease in held])
-        earlier = update(tables.rollouts).values(attempt=tables.rollouts.c.attempt - 1)
-        of = tables.rollouts.c.id == bindparam("of")
-        connection.execute(earlier.where(of), [_of(lease) for lease in held])
+        connection.execute(_GIVE_BACK, [_of(lease) for lease in held])
     return Change(None, queued=len(held))
 
 
 def renew(connection: Connection, leases: Sequence[Lease], lease_s: float) -> Change[list[Lease]]:
     """Give leases more time; returns those that are no longer current."""
     gone = lost(connection, leases)
-    held = [{"of": x.rollout.id, "until": time.time() + lease_s} for x in leases if x not in gone]
+    held = [{"of": x.rollout.id, "longer": lease_s} for x in leases if x not in gone]
     if held:
-        longer = update(tables.rollouts).values(lease_expires=bindparam("until"))
-        connection.execute(longer.where(tables.rollouts.c.id == bindparam("of")), held)
+        connection.execute(_RENEW, held)
     return Change(gone)
 
 

@@ -56,7 +56,6 @@ def rollout_row(rollout: Rollout) -> Row:
     return {
         "id": rollout.id,
         "step": rollout.step,
-        "max_attempts": rollout.max_attempts,
         "record": to_text(rollout, f"rollout {rollout.id}"),
     }
 

@@ -36,8 +36,8 @@ from fulmen.store.writer import Job, Keeping, Writer, patiently
 
 T = TypeVar("T")
 
-_CLOCKS_S = 60.0
-"""How far the clocks of machines that share a store may be apart."""
+_MARGIN_S = 60.0
+"""What took longer between a commit and its notification is not asked for again."""
 
 _keep_calls = functools.partial(changes.keep, table=tables.calls, counter="refused_calls")
 _keep_spans = functools.partial(changes.keep, table=tables.spans, counter="refused_spans")
@@ -102,8 +102,7 @@ class SqlStore:
         return await self._write(lambda db: leasing.renew(db, leases, lease_s))
 
     async def expire_leases(self, *, now: float | None = None) -> list[str]:
-        at = time.time() if now is None else now
-        return await self._write(lambda db: endings.expire(db, at))
+        return await self._write(lambda db: endings.expire(db, now))
 
     async def record_calls(self, calls: Sequence[Call]) -> None:
         new = [rows.call_row(call) for call in calls]
@@ -123,11 +122,8 @@ class SqlStore:
         whose = f"rollout {lease.rollout.id}, attempt {lease.attempt}"
         text = rows.to_text(outcome, f"the outcome of {whose}")
         status = await self._write(lambda db: endings.finish(db, lease, outcome.failure, text))
-        if status is None:
-            raise LeaseLost(
-                f"{whose}: no longer the current attempt; its result was refused",
-                hint="its lease ended, it was cancelled, or it was finished before",
-            )
+        if isinstance(status, endings.Refused):
+            raise LeaseLost(f"{whose}: {status.why}; its result was refused")
         return status
 
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
@@ -221,17 +217,17 @@ class SqlStore:
 
     def _heard(self, change: Change[None]) -> None:
         """Another process did this."""
-        if change.queued:
-            self._writer.wake(change.queued)
+        if change.queued or change.due_s is not None:
+            self._writer.wake(change.queued, due_s=change.due_s)
         self._announce(change)
 
-    def _look_again(self, since: float) -> None:
-        """Other processes may have done anything since then."""
+    def _look_again(self, missed_s: float) -> None:
+        """Other processes may have done anything in the last so many seconds."""
         self._writer.wake(None)
         self._watch.look_again()
         if self._listeners and self._database.reading is not None:
-            margin = since - _CLOCKS_S
-            ended = self._look(self._database.reading, lambda db: reads.ended_since(db, margin))
+            since = missed_s + _MARGIN_S
+            ended = self._look(self._database.reading, lambda db: reads.ended_lately(db, since))
             self._announce(Change(None, ended=tuple(ended)))
 
     def _announce(self, change: Change[Any]) -> None:

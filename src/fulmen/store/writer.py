@@ -40,6 +40,8 @@ _log = logging.getLogger(__name__)
 Work = Callable[[Connection], Change[T]]
 _SHORTEST_S, _LONGEST_S = 0.05, 2.0
 """Pauses between tries."""
+_SHORTEST_REST_S = 0.001
+"""A rollout that is due in less is asked for after it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,6 +116,8 @@ class Writer:
         self._waiting: deque[Job[Any]] = deque()
         self._end: StoreError | None = None
         self._wakes_elsewhere: float = 0
+        self._due = math.inf
+        """When the first of the rollouts that rest can be claimed, by the monotonic clock."""
         # Only the thread touches these.
         self._parked: deque[Job[Any]] = deque()
         self._wakes: float = 0
@@ -159,11 +163,19 @@ class Writer:
                 self._waiting.append(job)
                 self._changed.notify_all()
 
-    def wake(self, queued: int | None) -> None:
-        """Another process has queued so many rollouts; None: nobody knows how many."""
+    def wake(self, queued: int | None, *, due_s: float | None = None) -> None:
+        """Another process has queued so many rollouts; None: nobody knows how many.
+
+        `due_s`: and others that can be claimed so many seconds from now.
+        """
         with self._changed:
             self._wakes_elsewhere += math.inf if queued is None else queued
+            self._set_alarm(due_s)
             self._changed.notify_all()
+
+    def _set_alarm(self, due_s: float | None) -> None:
+        if due_s is not None:
+            self._due = min(self._due, time.monotonic() + max(due_s, _SHORTEST_REST_S))
 
     def check(self) -> None:
         """Raise StoreError if the writer is closed or has stopped."""
@@ -194,9 +206,12 @@ class Writer:
         """All that can be run, claims that were parked first; None when the writer is to end."""
         with self._changed:
             if not (self._wakes and self._parked):
-                self._changed.wait_for(lambda: self._waiting or self._wakes_elsewhere or self._end)
+                self._wait()
             self._wakes += self._wakes_elsewhere
             self._wakes_elsewhere = 0
+            if self._due <= time.monotonic():
+                # Nobody knows how many are due by now; whoever finds none says when the next is.
+                self._due, self._wakes = math.inf, math.inf
             arrived = list(self._waiting)
             self._waiting.clear()
             self._changed.notify_all()
@@ -210,6 +225,14 @@ class Writer:
             # Others wait already, so there was nothing to claim; it goes behind them.
             (self._parked if job.parks and self._parked else batch).append(job)
         return None if self._end and not (batch or arrived) else batch
+
+    def _wait(self) -> None:
+        """Until there is something to do; with claims parked, also for what comes due."""
+        while not (self._waiting or self._wakes_elsewhere or self._end):
+            left = self._due - time.monotonic() if self._parked else math.inf
+            if left <= 0:
+                return
+            self._changed.wait(None if left == math.inf else left)
 
     def _commit(self, batch: list[Job[Any]]) -> None:
         wanted = [job for job in batch if not job.future.cancelled()]
@@ -284,6 +307,8 @@ class Writer:
             self._wakes += job.parks
             _reject(job, outcome if known else self._in_words(outcome))
             return
+        with self._changed:
+            self._set_alarm(outcome.due_s)
         if job.parks and not outcome.value:
             self._parked.append(job)
             return
