@@ -118,6 +118,8 @@ def test_help_shows_at_most_twelve_settings(name):
     assert 2 <= len(settings) <= 12
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "serve", "work", "export"])
+@pytest.mark.parametrize(
+    "command", ["train", "eval", "serve", "work", "export", "gc", "archive", "restore"]
+)
 def test_every_command_is_in_the_readme(command):
     assert f"fulmen {command}" in (ROOT / "README.md").read_text()

@@ -2,16 +2,21 @@
 
 import asyncio
 import itertools
+import json
 import tempfile
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
+from sqlalchemy import MetaData, text
 
 from fulmen.schema.errors import DataError, StoreError
 from fulmen.schema.records import Rollout, Task
 from fulmen.store import tables
+from fulmen.store.migrate import migrate
 from fulmen.store.open import open_store
+from fulmen.store.parquet import write_table
+from fulmen.store.sqlite import SqliteDatabase
 from fulmen.store.transfer import CARRIED, LEFT_OUT, file_of, make_store, write_tables
 from store_contents import contents, follow, plans, secret_of
 
@@ -107,20 +112,52 @@ async def test_files_that_do_not_fit_together_make_no_store(database, tmp_path, 
     (tmp_path / "empty" / "rollouts.parquet").replace(tmp_path / "files" / "rollouts.parquet")
     with pytest.raises(DataError, match="fit together"):
         make_store(second, tmp_path / "files", whole, tables.FORMAT)
-    with pytest.raises(StoreError, match=r"there is no store|it cannot be opened|no Fulmen"):
+    with pytest.raises(StoreError, match="there is no store"):
         open_store(second, new=False)
 
 
-async def test_a_store_of_an_older_format_is_migrated_on_its_way(tmp_path):
-    await follow(str(tmp_path / "one.db"), [])
-    (tmp_path / "files").mkdir()
-    counts = await asyncio.to_thread(write_tables, str(tmp_path / "one.db"), tmp_path / "files")
-    make_store(str(tmp_path / "two.db"), tmp_path / "files", counts, tables.OLDEST)
-    assert contents(str(tmp_path / "two.db")) == contents(str(tmp_path / "one.db"))
-    store = open_store(tmp_path / "two.db", new=False)
+OLD_ROLLOUT = """
+    INSERT INTO rollouts
+        (position, id, step, status, attempt, attempts_before, max_attempts, record)
+    VALUES (7, 'a', 1, 'queued', 0, 0, 2, :record)
+"""
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+async def test_a_store_of_an_older_format_is_migrated_on_its_way(tmp_path, database, request):
+    record = {
+        "id": "a",
+        "task": {"id": "t", "input": 1},
+        "group": "g",
+        "step": 1,
+        "max_attempts": 2,
+    }
+    old, new = SqliteDatabase(str(tmp_path / "old.db")), str(tmp_path / "new.db")
+    if database == "postgresql":
+        new = request.getfixturevalue("postgres").url()
+    with old.preparing(True) as connection:
+        migrate(connection, None, to=tables.revision_of(3))
+        connection.execute(text(OLD_ROLLOUT), {"record": json.dumps(record)})
+        found = MetaData()
+        found.reflect(connection)
+        names = {table.name for table in CARRIED}
+        counts = {
+            table.name: write_table(connection, table, tmp_path / file_of(table.name))
+            for table in found.sorted_tables
+            if table.name in names
+        }
+    old.close()
+    make_store(new, tmp_path, counts, form=3)
+    store = open_store(new, new=False)
+    (lease,) = await store.claim("w", limit=9)
+    assert (lease.rollout.id, lease.rollout.retry.attempts) == ("a", 2)
     await store.close()
+
+
+def test_a_store_of_a_newer_format_is_refused(tmp_path):
     with pytest.raises(StoreError, match="upgrade Fulmen"):
-        make_store(str(tmp_path / "three.db"), tmp_path / "files", counts, tables.FORMAT + 1)
+        make_store(str(tmp_path / "new.db"), tmp_path, {}, tables.FORMAT + 1)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_place_that_holds_a_store_is_left_alone(tmp_path):

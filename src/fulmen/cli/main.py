@@ -1,4 +1,5 @@
-"""The commands: `fulmen train`, `eval`, `serve`, `work`, `export`.
+"""The commands: `fulmen train`, `eval`, `serve`, `work`, `export`; others are in
+`fulmen.cli.upkeep`.
 
 Everything heavy is imported inside the commands, so that `--help` answers at once.
 """
@@ -164,7 +165,7 @@ def export(checkpoint: Path, out: Path) -> None:
     click.echo(f"wrote {out}")
 
 
-for _command in (upkeep.archive, upkeep.restore):
+for _command in (upkeep.archive, upkeep.restore, upkeep.gc):
     cli.add_command(_command)
 
 

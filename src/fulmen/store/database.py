@@ -108,6 +108,18 @@ class Database(Protocol):
         """
         ...
 
+    def size(self, connection: Connection, /) -> int:
+        """What the store takes on disk, free room that it will use again included."""
+        ...
+
+    def compact(self) -> None:
+        """Give free room back, where that is for us to do; nobody else may be at work.
+
+        Raises:
+            StoreError: it could not be done; nothing is lost.
+        """
+        ...
+
     def close(self) -> None:
         """Release connections."""
         ...

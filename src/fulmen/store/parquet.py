@@ -110,7 +110,7 @@ def _field(column: Column[Any]) -> Any:  # noqa: ANN401 - a pyarrow.Field
     plain = next((kind for of, kind in kinds.items() if isinstance(column.type, of)), None)
     if isinstance(column.type, LargeBinary):
         item = arrow.int32() if _ARRAYS[column.name] == "<i4" else arrow.float32()
-        plain = arrow.list_(arrow.field("item", item, nullable=False))
+        plain = arrow.list_(arrow.field("element", item, nullable=False))
     return arrow.field(column.name, plain or arrow.string(), nullable=bool(column.nullable))
 
 

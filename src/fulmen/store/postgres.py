@@ -171,6 +171,17 @@ class PostgresDatabase:
 
         self._ears = Ears(self._connect, self.schema, where=self.where, heard=told, again=again)
 
+    def size(self, connection: Connection) -> int:
+        sizes = (
+            "SELECT sum(pg_total_relation_size(c.oid)) FROM pg_class c"
+            " JOIN pg_namespace n ON n.oid = c.relnamespace"
+            " WHERE n.nspname = :name AND c.relkind = 'r'"
+        )
+        return int(connection.scalar(text(sizes), {"name": self.schema}) or 0)
+
+    def compact(self) -> None:
+        return  # autovacuum does it, while others go on working
+
     def close(self) -> None:
         if self._ears is not None:
             self._ears.close()

@@ -5,6 +5,7 @@ bytes, and of no use once a step has learned from it. Rollouts, attempts, outcom
 and what each consumed stay: so statistics hold, and no rollout is learned from twice.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from sqlalchemy import Connection, delete, exists, func, or_, select
@@ -35,6 +36,10 @@ class Bulk(NamedTuple):
     calls: int = 0
     spans: int = 0
 
+    def plus(self, other: "Bulk") -> "Bulk":
+        """Both together."""
+        return Bulk(self.calls + other.calls, self.spans + other.spans)
+
 
 def empty(connection: Connection, split: Split, step: int, behind: int) -> Change[Emptied]:
     """Delete calls and spans of the next rollouts of a step that nobody needs any more."""
@@ -52,20 +57,24 @@ def bulk_of(connection: Connection, split: Split, step: int) -> Bulk:
     while end is not None:
         found, end = _needless(connection, split, step, end)
         for part in parts(found):
-            here = [
-                connection.scalar(
-                    select(func.count()).select_from(table).where(table.c.rollout_id.in_(part))
-                )
-                for table in _BULK
-            ]
-            total = Bulk(*(a + (b or 0) for a, b in zip(total, here, strict=True)))
+            total = total.plus(_counted(connection, part))
     return total
 
 
 def bulk(connection: Connection) -> Bulk:
     """All calls and spans that are there."""
-    counts = (connection.scalar(select(func.count()).select_from(table)) for table in _BULK)
-    return Bulk(*(number or 0 for number in counts))
+    return _counted(connection, None)
+
+
+def _counted(connection: Connection, ids: Sequence[str] | None) -> Bulk:
+    """Rows of these rollouts; None: of all."""
+    counts = (select(func.count(table.c.rollout_id)) for table in _BULK)
+    if ids is not None:
+        counts = (
+            query.where(table.c.rollout_id.in_(ids))
+            for query, table in zip(counts, _BULK, strict=True)
+        )
+    return Bulk(*(connection.scalar(query) or 0 for query in counts))
 
 
 def _needless(

@@ -100,11 +100,14 @@ class SqliteDatabase:
             ) from error
 
     def explain(self, error: DBAPIError) -> StoreError:
-        name = getattr(error.orig, "sqlite_errorname", "")
+        return self._in_words(error.orig)
+
+    def _in_words(self, error: BaseException | None) -> StoreError:
+        name = getattr(error, "sqlite_errorname", "")
         for beginning, (cause, hint) in _CAUSES.items():
             if name.startswith(beginning):
                 return StoreError(f"{self.where}: {cause}", hint=hint)
-        return StoreError(f"{self.where}: {type(error.orig).__name__}: {error.orig}")
+        return StoreError(f"{self.where}: {type(error).__name__}: {error}")
 
     def passes(self, _: DBAPIError, /) -> bool:
         return False
@@ -124,6 +127,18 @@ class SqliteDatabase:
 
     def listen(self, _: Callable[[Change[None]], None], _again: Callable[[float], None], /) -> None:
         return
+
+    def size(self, _: Connection, /) -> int:
+        files = (Path(self.where + ending) for ending in ("", "-wal"))
+        return sum(file.stat().st_size for file in files if file.exists())
+
+    def compact(self) -> None:
+        try:
+            with contextlib.closing(_connect(self.where)) as connection:
+                connection.execute("VACUUM")
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        except sqlite3.Error as error:
+            raise self._in_words(error) from error
 
     def close(self) -> None:
         self._writing.dispose()
