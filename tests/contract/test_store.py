@@ -143,7 +143,10 @@ async def altered(store: AnyStore, statement: Update) -> None:
 
 
 async def looked(store: AnyStore, query: Select[tuple[float]]) -> float:
-    return await behind(store)._write(lambda db: Change(db.execute(query).scalar_one()))
+    def work(connection: Connection) -> Change[float]:
+        return Change(connection.execute(query).scalar_one())
+
+    return await behind(store)._write(work)
 
 
 class Hold:
