@@ -144,7 +144,7 @@ async def altered(store: AnyStore, statement: Update) -> None:
 
 async def looked(store: AnyStore, query: Select[tuple[float]]) -> float:
     def work(connection: Connection) -> Change[float]:
-        return Change(connection.execute(query).scalar_one())
+        return Change(float(connection.execute(query).scalar_one()))
 
     return await behind(store)._write(work)
 
