@@ -549,6 +549,31 @@ async def test_a_result_that_comes_too_late_is_told_why(store, ends, why):
     assert (await store.counts())["refused_results"] == 1
 
 
+async def test_an_agent_that_a_model_call_failed_under_is_not_to_blame(store):
+    failed = Outcome(failure="agent", error="InternalServerError", log="Traceback")
+    await store.enqueue([rollout("a", attempts=2), rollout("b", attempts=2)])
+    a, b = await store.claim("w1", limit=2)
+    await store.record_calls([structs.replace(call(a, 0), status=500), call(a, 1)])
+    await store.record_calls([structs.replace(call(b, 0), status=400)])
+    assert [await store.finish(a, failed) for _ in range(2)] == ["queued", "queued"]
+    assert await store.finish(b, failed) == "failed"
+    (again,) = await store.claim("w1")
+    await store.record_calls([structs.replace(call(again, 0), status=502)])
+    assert await store.finish(again, failed) == "failed"
+    (result,) = await store.results(["a"])
+    assert result.outcome.failure == "infrastructure"
+    assert result.outcome.error == (
+        "a model call ended with 502, and then the agent: InternalServerError"
+    )
+    assert result.outcome.log == "Traceback"
+
+
+async def test_an_agent_that_goes_on_after_a_failed_model_call_has_succeeded(store):
+    (lease,) = await claimed(store, "a")
+    await store.record_calls([structs.replace(call(lease, 0), status=500), call(lease, 1)])
+    assert await store.finish(lease, DONE) == "succeeded"
+
+
 async def test_what_rested_when_the_process_ended_can_be_claimed_by_the_next(path):
     store = open_store(path)
     await store.enqueue([rollout("a", **RESTS)])

@@ -4,7 +4,8 @@ The life of a rollout, enforced here and nowhere else:
 
     queued ──claim──▶ running ──finish──▶ succeeded | failed
        ▲                 │
-       └── retry ────────┘   infrastructure, timeout, lost lease, attempts left
+       └── rest ─────────┘   a failure that `Rollout.retry` names, with attempts left; also where
+                             the lease is over (infrastructure) or the deadline (timeout)
     queued | running ──cancel──▶ cancelled
 
 Every method is atomic and safe to repeat. Only the current attempt may write.
@@ -55,8 +56,9 @@ class Store(Protocol):
     ) -> list[Lease]:
         """Take up to `limit` queued rollouts, oldest first, each as a new attempt.
 
-        With an empty queue, wait up to `wait_s` seconds for one: woken by the enqueue itself,
-        never by polling. Returns an empty list when the time is over.
+        Retried rollouts that rest are passed over. With nothing to take, wait up to `wait_s`
+        seconds for it: woken by the enqueue itself, or when the first has rested, never by polling.
+        Returns an empty list when the time is over.
         """
         ...
 
@@ -65,9 +67,11 @@ class Store(Protocol):
         ...
 
     async def expire_leases(self, *, now: float | None = None) -> list[str]:
-        """Treat running attempts whose lease is over as infrastructure failures.
+        """End running attempts whose lease is over as `infrastructure`, and those that are half a
+        minute past their deadline as `timeout`, whether or not their lease is renewed.
 
-        Returns the rollout ids concerned: queued again, or failed if no attempt is left.
+        `now`: Unix time, instead of the store's own. Returns the rollout ids concerned: queued
+        again, or failed if no attempt is left.
         """
         ...
 
@@ -89,10 +93,13 @@ class Store(Protocol):
     async def finish(self, lease: Lease, outcome: Outcome) -> Status:
         """Record how an attempt ended, with its calls already on disk, in one transaction.
 
-        `infrastructure` and `timeout` put the rollout back in the queue while attempts are left.
+        Failures that the rollout's `retry` names put it back in the queue while attempts are left.
+        An agent's failure after a model call that ended with a server's error counts as
+        `infrastructure`. Telling the same outcome again is answered as the first time.
 
         Raises:
-            LeaseLost: another attempt has begun, or the rollout is finished; nothing was written.
+            LeaseLost: another attempt has begun, or this one ended in another way; says which.
+                Nothing was written.
         """
         ...
 
