@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -990,6 +990,69 @@ async def test_a_change_that_is_refused_spoils_none_of_those_written_with_it(own
     assert isinstance(step, StoreError)
     assert names_of(await own_store.claim("w1")) == ["new"]
     assert await own_store.steps() == []
+
+
+async def in_one_batch(
+    store: SqlStore, before: Lease, *work: Coroutine[Any, Any, Any]
+) -> list[Any]:
+    """What becomes of changes that all wait when the writer has finished `before`."""
+    hold = Hold(store)
+    held = asyncio.create_task(store.finish(before, DONE))
+    await hold.reached()
+    together = [asyncio.create_task(one) for one in work]
+    await asyncio.sleep(0)
+    hold.release(1 + len(together))
+    await held
+    return await asyncio.gather(*together, return_exceptions=True)
+
+
+async def test_claims_of_a_crowd_are_served_in_turn_and_a_bad_one_hurts_no_other(own_store):
+    (before,) = await claimed(own_store, "x")
+    await own_store.enqueue([rollout(name) for name in "bcd"])
+    workers = [("w1", 1), ("no text: \ud800", 1), ("w2", 2), ("w3", 5), ("w4", 1)]
+    claims = [own_store.claim(worker, limit=limit) for worker, limit in workers]
+    one, bad, two, three, four = await in_one_batch(own_store, before, *claims)
+    assert isinstance(bad, StoreError)
+    assert [names_of(leases) for leases in (one, two, three, four)] == [["b"], ["c", "d"], [], []]
+    assert {x.worker for x in two} == {"w2"}
+
+
+async def test_of_results_told_at_once_for_one_attempt_the_first_counts(own_store):
+    x, a, b = await claimed(own_store, "x", "a", "b")
+    other = Outcome(output="another answer")
+    first, again, late, beside = await in_one_batch(
+        own_store,
+        x,
+        own_store.finish(a, DONE),
+        own_store.finish(a, DONE),
+        own_store.finish(a, other),
+        own_store.finish(b, other),
+    )
+    assert (first, again, beside) == ("succeeded", "succeeded", "succeeded")
+    assert isinstance(late, LeaseLost)
+    assert (await own_store.counts())["refused_results"] == 1
+    assert [r.outcome for r in await own_store.results(["a", "b"])] == [DONE, other]
+
+
+async def test_in_a_batch_no_span_overtakes_the_end_of_its_attempt(own_store):
+    x, a, b, c = await claimed(own_store, "x", "a", "b", "c")
+    in_time = [
+        Span(id="in time", rollout_id=x.rollout.id, attempt=1, name="tool") for x in (a, b, c)
+    ]
+    late = structs.replace(in_time[0], id="late")
+    await in_one_batch(
+        own_store,
+        x,
+        own_store.record_spans([in_time[0]]),
+        own_store.finish(a, DONE),
+        own_store.record_spans([in_time[1]]),
+        own_store.record_spans([late, in_time[2]]),
+        own_store.finish(b, DONE),
+        own_store.finish(c, DONE),
+    )
+    results = await own_store.results(["a", "b", "c"])
+    assert [[one.id for one in r.spans] for r in results] == [["in time"]] * 3
+    assert (await own_store.counts())["refused_spans"] == 1
 
 
 async def test_a_claim_that_comes_with_the_rollout_does_not_overtake_one_that_waits(own_store):
