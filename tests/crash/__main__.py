@@ -14,7 +14,7 @@ from crash.audit import Findings, audit
 from crash.line import break_often
 from crash.processes import Killing, Life
 from crash.report import tell
-from crash.scene import WORKERS, Scene
+from crash.scene import WORKERS, Scene, slowness
 from crash.server import serve
 from crash.trainer import train
 from crash.worker import work
@@ -22,7 +22,7 @@ from databases import Postgres, free_port
 
 KINDS = ("postgresql", "http+sqlite", "http+postgresql")
 _STUCK_S = 120.0
-"""If no step comes to its end for so long, something waits for ever."""
+"""If no step comes to its end for so long, seconds, something waits for ever."""
 _UNDISTURBED = 2
 """Steps after the last kill."""
 
@@ -49,6 +49,7 @@ def run(scene: Scene, rounds: int) -> tuple[Killing, Findings]:
     for folder in (scene.ledgers, scene.folder / "logs"):
         folder.mkdir(parents=True)
     killing = Killing(_lives(scene), scene.chance("who"))
+    patience = _STUCK_S * scene.slowness
     moved, steps, told, undisturbed = time.monotonic(), 0, 0.0, 0
     try:
         while undisturbed < _UNDISTURBED:
@@ -60,10 +61,10 @@ def run(scene: Scene, rounds: int) -> tuple[Killing, Findings]:
             if now - told > 2:
                 told = now
                 print(f"{scene.kind}: {killing.total} kills, {steps} steps", file=sys.stderr)
-            if now - moved > _STUCK_S:
-                return killing, Findings(lost=[f"no step has ended for {_STUCK_S:g} s"])
-        if not killing.ask_to_stop("trainer", _STUCK_S):
-            return killing, Findings(lost=[f"the last step does not end within {_STUCK_S:g} s"])
+            if now - moved > patience:
+                return killing, Findings(lost=[f"no step has ended for {patience:.0f} s"])
+        if not killing.ask_to_stop("trainer", patience):
+            return killing, Findings(lost=[f"the last step does not end within {patience:.0f} s"])
     finally:
         killing.end()
     return killing, asyncio.run(audit(scene))
@@ -89,7 +90,7 @@ def main() -> int:
             place = postgres.url() if postgres and kind != "http+sqlite" else str(folder / "run.db")
             port = free_port()
             line_port = free_port() if kind.startswith("http+") else port
-            scene = Scene(kind, folder, place, port, line_port, options.seed)
+            scene = Scene(kind, folder, place, port, line_port, options.seed, slowness())
             began = time.monotonic()
             killing, found = run(scene, options.rounds)
             fine = tell(scene, killing, found, time.monotonic() - began)

@@ -77,7 +77,7 @@ async def break_often(scene: Scene, ready: Callable[[], None]) -> None:
     async with await asyncio.start_server(line.accept, sock=listening):
         ready()
         while True:
-            await asyncio.sleep(chance.expovariate(1 / _BETWEEN_S))
+            await asyncio.sleep(scene.slowness * chance.expovariate(1 / _BETWEEN_S))
             what = chance.random()
             if what < 0.6:
                 line.cut(chance)

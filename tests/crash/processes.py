@@ -33,15 +33,13 @@ class Life:
     """A process that lives for a time of chance, again and again."""
 
     def __init__(self, name: str, main: Main, scene: Scene, mean_s: float, below: bool) -> None:
-        """It lives `mean_s` seconds on average, and longer where starts take longer. `below`: what
+        """It lives `mean_s` seconds on average, on a machine with nothing else to do. `below`: what
         is killed is one of its children."""
         self.name, self.below = name, below
-        self._main, self._scene, self._mean_s = main, scene, mean_s
+        self._main, self._scene, self._mean_s = main, scene, mean_s * scene.slowness
         self._chance = scene.chance(name)
         self.due = float("inf")
         """When it is killed (monotonic seconds)."""
-        self._took_s = 0.0
-        """What its last start took: a measure of how busy the machine is."""
 
     def start(self) -> None:
         """Begin to live."""
@@ -50,11 +48,12 @@ class Life:
         arguments = (self._main, self._scene, telling, log)
         self.process = _FORK.Process(target=_live, args=arguments, daemon=True)
         self.process.start()
-        self._began = time.monotonic()
         telling.close()
         self.told: Connection | None = listening
         early = self._chance.random() < _DURING_START
-        self.due = time.monotonic() + self._chance.random() if early else float("inf")
+        self.due = (
+            time.monotonic() + self._chance.random() * self._mean_s / 4 if early else float("inf")
+        )
 
     def ready(self) -> None:
         """It has come up, or is gone before that."""
@@ -63,12 +62,11 @@ class Life:
         self.told.close()
         self.told = None
         if up:
-            self._took_s = time.monotonic() - self._began
             self.due = min(self.due, time.monotonic() + self.span())
 
     def span(self) -> float:
         """How long it may live, seconds."""
-        return self._chance.expovariate(1 / (self._mean_s + 2 * self._took_s))
+        return self._chance.expovariate(1 / self._mean_s)
 
     @staticmethod
     def _heard(told: Connection) -> bool:

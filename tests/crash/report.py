@@ -23,7 +23,7 @@ def tell(scene: Scene, killing: Killing, found: Findings, seconds: float) -> boo
     print(
         f"{name}: {killing.total} kills in {seconds:.0f} s ({killing.kills}), {found.steps} steps, "
         f"{found.rollouts} rollouts in {found.attempts} attempts, {found.excluded} excluded, "
-        f"refused: {found.refused}",
+        f"refused: {found.refused}, slowness {scene.slowness:.1f}",
         flush=True,
     )
     evidence = {

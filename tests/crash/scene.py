@@ -2,6 +2,9 @@
 
 import contextlib
 import random
+import subprocess
+import sys
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +26,7 @@ WORKERS = 3
 """Processes that hold a pool, each with one process of agents."""
 AGENTS = 3
 """That run at once in a pool."""
+_START_S = 0.6
 TASKS = [Task(id=f"t{n}", input={"n": n}) for n in range(5)]
 
 
@@ -39,7 +43,14 @@ class Scene:
     line_port: int
     """Where workers and trainer reach it; another than `port` if the line is one that breaks."""
     seed: int
-    lease_s: float = 2.0
+    slowness: float = 1.0
+    """How many times slower than a machine with nothing else to do this one is: everything lives,
+    and is waited for, so much longer, or nothing would ever come to an end."""
+
+    @property
+    def lease_s(self) -> float:
+        """Of the workers."""
+        return 2.0 * self.slowness
 
     @property
     def url(self) -> str:
@@ -78,6 +89,13 @@ async def opened(scene: Scene, key: str) -> AsyncIterator[Store]:
         await store.close()
 
 
+def slowness() -> float:
+    """Of this machine just now, by what the start of an agent's process takes."""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import fulmen.runner.worker"], check=True)
+    return max(1.0, (time.monotonic() - began) / _START_S)
+
+
 def settings() -> TrainConfig:
     """Of the training: small steps, and a checkpoint after every second one."""
     values = {
@@ -89,7 +107,7 @@ def settings() -> TrainConfig:
         "group_size": 4,
         "checkpoint_every": 2,
         "keep_checkpoints": 2,
-        "deadline_s": 10.0,
+        "deadline_s": 20.0,
         "max_attempts": 12,
         "agent_error_reward": -1.0,
     }

@@ -19,7 +19,7 @@ from fulmen.runner.pool import Pool
 from fulmen.runner.store_client import StoreClient
 from fulmen.schema.errors import LeaseLost, StoreError
 from fulmen.schema.keys import read_key
-from fulmen.schema.records import Call, Lease, Outcome, Reward, Rollout, StepRecord, Task
+from fulmen.schema.records import Call, Lease, Outcome, Retry, Reward, Rollout, StepRecord, Task
 from fulmen.schema.role_keys import make_role_keys
 from fulmen.server.http import Listening
 from fulmen.server.store_api import StoreApi
@@ -228,6 +228,21 @@ async def test_a_lost_worker_is_noticed_when_the_clock_is_set(
     assert time.monotonic() >= began + 0.25
     (lease,) = await store.claim("w2")
     assert lease.attempt == 2
+
+
+@pytest.mark.parametrize("off_s", [HOURS_S, -HOURS_S])
+async def test_a_rollout_rests_as_long_as_was_said_when_the_clock_is_set(
+    store: SqlStore, clock: Clock, off_s: float
+):
+    await store.enqueue([rollout("a", retry=Retry(pause_s=0.3))])
+    (lease,) = await store.claim("w")
+    began = time.monotonic()
+    assert await store.finish(lease, Outcome(failure="infrastructure")) == "queued"
+    clock.off_s = off_s
+    assert await store.claim("w") == []
+    (again,) = await store.claim("w", wait_s=WAIT_S)
+    assert again.attempt == 2
+    assert 0.25 < time.monotonic() - began < WAIT_S
 
 
 @pytest.mark.parametrize("off_s", [HOURS_S, -HOURS_S])

@@ -43,8 +43,8 @@ class Repeats:
         """
         one = self._works.get(name)
         if one is None:
-            one = self._works[name] = _Work(asyncio.ensure_future(_run(work)), undo)
-            one.task.add_done_callback(lambda _: self._done(name))
+            new = one = self._works[name] = _Work(asyncio.ensure_future(_run(work)), undo)
+            one.task.add_done_callback(lambda _: self._done(name, new))
         if left is None:
             return await asyncio.shield(one.task)
         gone = asyncio.ensure_future(left)
@@ -68,16 +68,16 @@ class Repeats:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _drop(self, name: str, one: _Work) -> None:
-        self._forget(name)
+        if self._works.get(name) is one:
+            self._forget(name)
         if not one.task.done():
             one.task.cancel()
         elif one.undo is not None and not one.task.cancelled() and not one.task.exception():
             await one.undo()
 
-    def _done(self, name: str) -> None:
-        one = self._works.get(name)
-        if one is None:
-            return
+    def _done(self, name: str, one: _Work) -> None:
+        if self._works.get(name) is not one:
+            return  # it was dropped, and may have been asked for anew
         if one.task.cancelled() or one.task.exception() is not None:
             self._forget(name)  # it may be tried again
             return
