@@ -121,7 +121,5 @@ def test_help_shows_at_most_twelve_settings(name):
 @pytest.mark.parametrize(
     "command", ["train", "eval", "serve", "export", "gc", "archive", "restore"]
 )
-    "command", ["train", "eval", "serve", "export", "gc", "archive", "restore"]
-)
 def test_every_command_is_in_the_readme(command):
     assert f"fulmen {command}" in (ROOT / "README.md").read_text()

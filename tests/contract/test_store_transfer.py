@@ -104,11 +104,10 @@ async def test_files_that_do_not_fit_together_make_no_store(database, tmp_path, 
     }
     await follow(first, [plan | more])
     await follow(str(tmp_path / "none.db"), [])
-    for name, place in (("files", first), ("empty", str(tmp_path / "none.db"))):
+    for name in ("files", "empty"):
         (tmp_path / name).mkdir()
-        counts = await asyncio.to_thread(write_tables, place, tmp_path / name)
-        if name == "files":
-            whole = counts
+    whole = await asyncio.to_thread(write_tables, first, tmp_path / "files")
+    await asyncio.to_thread(write_tables, str(tmp_path / "none.db"), tmp_path / "empty")
     (tmp_path / "empty" / "rollouts.parquet").replace(tmp_path / "files" / "rollouts.parquet")
     with pytest.raises(DataError, match="fit together"):
         make_store(second, tmp_path / "files", whole, tables.FORMAT)
@@ -117,7 +116,8 @@ async def test_files_that_do_not_fit_together_make_no_store(database, tmp_path, 
 
 
 OLD_ROLLOUT = """
-    INSERT INTO rollouts (position, id, step, status, attempt, attempts_before, max_attempts, record)
+    INSERT INTO rollouts
+    (position, id, step, status, attempt, attempts_before, max_attempts, record)
     VALUES (7, 'a', 1, 'queued', 0, 0, 2, :record)
 """
 
