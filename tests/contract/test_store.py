@@ -142,9 +142,9 @@ async def altered(store: AnyStore, statement: Update) -> None:
     await behind(store)._write(work)
 
 
-async def looked(store: AnyStore, query: Select[tuple[float]]) -> float:
+async def looked(store: AnyStore, query: Select[Any]) -> float:
     def work(connection: Connection) -> Change[float]:
-        return Change(float(connection.execute(query).scalar_one()))
+        return Change(connection.execute(query).scalar_one())
 
     return await behind(store)._write(work)
 
