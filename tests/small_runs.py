@@ -16,6 +16,7 @@ from fulmen.schema.records import Call, Credited, Outcome, StepRecord, Task, Ver
 from fulmen.schema.training import TrainConfig
 from fulmen.store.open import open_store
 from fulmen.store.sql import SqlStore
+from fulmen.trainer.ahead import Ahead
 from fulmen.trainer.collect import Collector, Judge
 from fulmen.trainer.crediting import Crediting, Scorers
 from fulmen.trainer.events import Event, StepDone
@@ -173,6 +174,7 @@ async def train(
                 val_tasks=val,
                 listen=listen,
                 stop=stop,
+                ahead=Ahead(store, contextlib.nullcontext),
                 **({"scorers": scorers} if scorers else {}),
             )
             change(parts)
@@ -195,3 +197,47 @@ def shape(run: Run) -> list[tuple[int, tuple[str, ...], dict[str, float]]]:
 
 def first_tasks(count: int) -> list[str]:
     return [task.id for task, _ in zip(task_order(TASKS, 0), range(count), strict=False)]
+
+
+class PowerCut(Exception):
+    """Stands for the end of the process: nothing of the run goes on after it."""
+
+
+class Fuse:
+    """Blows at the `last`-th thing that a run writes; never if that is 0."""
+
+    def __init__(self, last: int = 0) -> None:
+        self.spent, self._last = 0, last
+
+    def spend(self) -> None:
+        self.spent += 1
+        if self.spent == self._last:
+            raise PowerCut
+
+    def guard(self, parts: Parts) -> None:
+        """Put the fuse behind everything that the loop and its collector write."""
+        for name in ("enqueue", "add_rewards", "commit_step", "add_checkpoint"):
+            setattr(parts.store, name, self._waited_for(getattr(parts.store, name)))
+        for owner, name in (
+            (parts.learners, "learn"),
+            (parts.learners, "save"),
+            (parts.folder, "append_metrics"),
+            (parts.folder, "prune_checkpoints"),
+        ):
+            setattr(owner, name, self._called(getattr(owner, name)))
+
+    def _called(self, write: Callable[..., Any]) -> Callable[..., Any]:
+        def then_spend(*arguments: Any, **keywords: Any) -> Any:
+            result = write(*arguments, **keywords)
+            self.spend()
+            return result
+
+        return then_spend
+
+    def _waited_for(self, write: Callable[..., Any]) -> Callable[..., Any]:
+        async def then_spend(*arguments: Any, **keywords: Any) -> Any:
+            result = await write(*arguments, **keywords)
+            self.spend()
+            return result
+
+        return then_spend

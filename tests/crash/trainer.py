@@ -6,6 +6,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import cast
 
@@ -14,6 +15,7 @@ from fulmen.learner.learner import Learner
 from fulmen.runner.pool import Counters, Pool
 from fulmen.schema.records import Credited
 from fulmen.store.base import Store
+from fulmen.trainer.ahead import Ahead
 from fulmen.trainer.collect import Collector, Judge
 from fulmen.trainer.crediting import Crediting
 from fulmen.trainer.folder import RunFolder, open_folder
@@ -99,5 +101,6 @@ async def _train(folder: RunFolder, store: Store, stop: threading.Event) -> None
         val_tasks=(),
         listen=lambda _: None,
         stop=stop,
+        ahead=Ahead(store, nullcontext),  # there is no gateway here to hold
     )
     await run_steps(parts, history)

@@ -1,7 +1,6 @@
 """A run that loses its process at any moment goes on, and its record has everything once."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,7 @@ import pytest
 
 from fulmen.schema.records import Task
 from fulmen.trainer import collect
-from fulmen.trainer.loop import Parts
-from small_runs import CLOCK, Run, settings, shape, train
+from small_runs import CLOCK, Fuse, PowerCut, Run, settings, shape, train
 
 VAL = [Task(id=f"v{n}", input=n) for n in range(2)]
 CONFIG = settings(
@@ -21,50 +19,6 @@ CONFIG = settings(
     eval_every=1,
     dynamic_sampling=False,
 )
-
-
-class PowerCut(Exception):
-    """Stands for the end of the process: nothing of the run goes on after it."""
-
-
-class Fuse:
-    """Blows at the `last`-th thing that a run writes; never if that is 0."""
-
-    def __init__(self, last: int = 0) -> None:
-        self.spent, self._last = 0, last
-
-    def spend(self) -> None:
-        self.spent += 1
-        if self.spent == self._last:
-            raise PowerCut
-
-    def guard(self, parts: Parts) -> None:
-        """Put the fuse behind everything that the loop and its collector write."""
-        for name in ("enqueue", "add_rewards", "commit_step", "add_checkpoint"):
-            setattr(parts.store, name, self._waited_for(getattr(parts.store, name)))
-        for owner, name in (
-            (parts.learners, "learn"),
-            (parts.learners, "save"),
-            (parts.folder, "append_metrics"),
-            (parts.folder, "prune_checkpoints"),
-        ):
-            setattr(owner, name, self._called(getattr(owner, name)))
-
-    def _called(self, write: Callable[..., Any]) -> Callable[..., Any]:
-        def then_spend(*arguments: Any, **keywords: Any) -> Any:
-            result = write(*arguments, **keywords)
-            self.spend()
-            return result
-
-        return then_spend
-
-    def _waited_for(self, write: Callable[..., Any]) -> Callable[..., Any]:
-        async def then_spend(*arguments: Any, **keywords: Any) -> Any:
-            result = await write(*arguments, **keywords)
-            self.spend()
-            return result
-
-        return then_spend
 
 
 @pytest.fixture(autouse=True)

@@ -27,6 +27,7 @@ from fulmen.server.store_api import StoreApi
 from fulmen.server.traces import traces_routes
 from fulmen.store.sql import SqlStore
 from fulmen.tracing.export import OtlpExporter, read_headers
+from fulmen.trainer.ahead import Hold
 from fulmen.trainer.collect import Collector, Judge
 from fulmen.trainer.events import Listener, Note
 from fulmen.trainer.folder import RunFolder
@@ -83,6 +84,8 @@ class Rig:
     collector: Collector
     url: str
     """Base URL that agents are given."""
+    hold: Hold
+    """Lets their requests wait."""
 
 
 @asynccontextmanager
@@ -117,7 +120,7 @@ async def running(
             ):
                 collector = Collector(store, pool, inputs.judge, listen, export)
                 with settled():
-                    yield Rig(store, collector, server.url)
+                    yield Rig(store, collector, server.url, gateway.hold)
     finally:
         await store.close()
 

@@ -26,6 +26,7 @@ from fulmen.runner.agents import check_agent, parse_agent
 from fulmen.schema.codec import from_msgpack, to_json, to_msgpack
 from fulmen.schema.training import TrainConfig
 from fulmen.server.eventloop import run
+from fulmen.trainer.ahead import Ahead
 from fulmen.trainer.evaluation import samples_of
 from fulmen.trainer.events import Listener, Note, RunFinished, RunStarted
 from fulmen.trainer.figure import draw_rewards
@@ -104,6 +105,7 @@ async def _train(
                     val_tasks=inputs.val,
                     listen=listen,
                     stop=stop,
+                    ahead=Ahead(rig.store, rig.hold),
                     scorers=make_scorers(config, learners),
                 )
                 await run_steps(parts, history)

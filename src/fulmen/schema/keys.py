@@ -6,8 +6,8 @@ no look-up is needed when a call arrives.
 """
 
 import base64
+import functools
 import hmac
-from functools import lru_cache
 from hashlib import sha256
 
 from fulmen.schema.clock import steady_time
@@ -52,6 +52,18 @@ def read_key(key: str, secret: bytes, *, now: float | None = None) -> KeyClaims:
     Raises:
         KeyRefused: no rollout key, a wrong signature, or past its time.
     """
+    claims = _signed(key, secret)
+    if claims.expires < (steady_time() if now is None else now):
+        raise KeyRefused(
+            f"the key of rollout {claims.rollout_id}, attempt {claims.attempt}, has expired"
+        )
+    return claims
+
+
+@functools.lru_cache(maxsize=4096)
+def _signed(key: str, secret: bytes) -> KeyClaims:
+    """The claims of a key with the right signature, whatever its time. An agent comes with the same
+    key at every call; what was refused is not remembered."""
     body_text, _, signature_text = key.removeprefix(PREFIX).partition(".")
     try:
         body, signature = _decode(body_text), _decode(signature_text)
@@ -59,12 +71,7 @@ def read_key(key: str, secret: bytes, *, now: float | None = None) -> KeyClaims:
         raise KeyRefused("the API key is not a rollout key") from error
     if not (key.startswith(PREFIX) and hmac.compare_digest(signature, _sign(body, secret))):
         raise KeyRefused("the API key is not a rollout key of this server")
-    claims = from_msgpack(KeyClaims, body)
-    if claims.expires < (steady_time() if now is None else now):
-        raise KeyRefused(
-            f"the key of rollout {claims.rollout_id}, attempt {claims.attempt}, has expired"
-        )
-    return claims
+    return from_msgpack(KeyClaims, body)
 
 
 def _sign(body: bytes, secret: bytes) -> bytes:
@@ -75,7 +82,7 @@ def _sign(body: bytes, secret: bytes) -> bytes:
     return signing.digest()
 
 
-@lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=8)
 def _signer(secret: bytes) -> hmac.HMAC:
     return hmac.new(secret, digestmod=sha256)
 

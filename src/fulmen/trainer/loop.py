@@ -9,16 +9,17 @@ import math
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from msgspec import structs
 
-from fulmen.schema.records import StepRecord, Task
+from fulmen.schema.records import Rollout, StepRecord, Task
 from fulmen.schema.training import TrainConfig
 from fulmen.store.base import Store
+from fulmen.trainer.ahead import Ahead
 from fulmen.trainer.collect import Collector, Stopwatch
 from fulmen.trainer.crediting import NO_SCORERS, Crediting, Scorers, credit_step
 from fulmen.trainer.evaluation import measure
@@ -34,9 +35,10 @@ from fulmen.trainer.health import (
 from fulmen.trainer.history import History, eval_line, step_line
 from fulmen.trainer.learners import Learners
 from fulmen.trainer.retention import Retention
+from fulmen.trainer.rollouts import train_rollouts
 from fulmen.trainer.sampling import collect_step
 from fulmen.trainer.statistics import rollout_metrics
-from fulmen.trainer.tasks import task_order
+from fulmen.trainer.tasks import Upcoming, task_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class Parts:
     listen: Listener
     stop: threading.Event
     """Set: finish this step, keep a checkpoint, and end."""
+    ahead: Ahead
     scorers: Scorers = NO_SCORERS
 
 
@@ -67,7 +70,7 @@ async def run_steps(parts: Parts, history: History) -> None:
     await _evaluate(parts, history)
     if history.step == 0:
         watch = Stopwatch()  # what is measured before the first step is no part of training
-    tasks = islice(task_order(parts.train_tasks, config.seed), history.drawn, None)
+    tasks = Upcoming(islice(task_order(parts.train_tasks, config.seed), history.drawn, None))
     while history.step < config.steps and not parts.stop.is_set():
         record = await _step(parts, history, tasks)
         record = structs.replace(record, seconds=before + watch.seconds)
@@ -77,28 +80,30 @@ async def run_steps(parts: Parts, history: History) -> None:
         await _evaluate(parts, history)
         if history.step < config.steps:
             history.seconds = before + watch.seconds
+    await parts.ahead.withdraw()
     if history.step and history.checkpoint != parts.folder.checkpoint(history.step):
         # Told to stop when the last step was on record already, without its weights.
         await parts.store.add_checkpoint(history.step, await _checkpoint(parts, history))
         parts.folder.prune_checkpoints(config.keep_checkpoints)
 
 
-async def _step(parts: Parts, history: History, tasks: Iterator[Task]) -> StepRecord:
+async def _step(parts: Parts, history: History, tasks: Upcoming) -> StepRecord:
     """One turn of the loop: the weights change, nothing is on disk yet."""
     config, step, watch = parts.config, history.step + 1, Stopwatch()
     graded = await collect_step(parts.collector, config, step, tasks, parts.crediting)
     if step == 1 and not parts.val_tasks:
         refuse_hopeless(graded)
     metrics = rollout_metrics(graded, watch.seconds)
-    # In a thread, so that heartbeats and the display go on meanwhile.
-    done = await asyncio.to_thread(credit_step, graded, parts.crediting, parts.scorers)
-    if step == 1 and config.train:
-        refuse_unselected(done.metrics, config.train)
-    await parts.store.add_rewards(done.rewards)
-    for note in (*done.notes, *failure_notes(graded)):
-        parts.listen(note)
-    parts.listen(Progress(phase="learn", step=step, done=0, total=1))
-    learned = await asyncio.to_thread(parts.learners.learn, done.credited)
+    async with parts.ahead.asking(_next_rollouts(parts, step, tasks)):
+        # In a thread, so that heartbeats and the display go on meanwhile.
+        done = await asyncio.to_thread(credit_step, graded, parts.crediting, parts.scorers)
+        if step == 1 and config.train:
+            refuse_unselected(done.metrics, config.train)
+        await parts.store.add_rewards(done.rewards)
+        for note in (*done.notes, *failure_notes(graded)):
+            parts.listen(note)
+        parts.listen(Progress(phase="learn", step=step, done=0, total=1))
+        learned = await asyncio.to_thread(parts.learners.learn, done.credited)
     return StepRecord(
         step=step,
         version=parts.learners.version,
@@ -106,6 +111,15 @@ async def _step(parts: Parts, history: History, tasks: Iterator[Task]) -> StepRe
         consumed=tuple(item.result.rollout.id for item in graded),
         metrics=metrics | done.metrics | learned | {"time/step_s": watch.seconds},
     )
+
+
+def _next_rollouts(parts: Parts, step: int, tasks: Upcoming) -> list[Rollout]:
+    """Those that the step after this one begins with; none if something else comes before it."""
+    config = parts.config
+    measured = parts.val_tasks and _due(config, step)
+    if step == config.steps or measured or parts.stop.is_set():
+        return []
+    return train_rollouts(config, step + 1, tasks.peek(config.tasks_per_step))
 
 
 async def _commit(parts: Parts, history: History, record: StepRecord) -> None:

@@ -3,7 +3,9 @@
 import hashlib
 import json
 import random
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -129,3 +131,24 @@ def task_order(tasks: Sequence[Task], seed: int) -> Iterator[Task]:
         random.Random(f"{seed}/{pass_number}").shuffle(shuffled)  # noqa: S311 - not cryptography
         yield from shuffled
         pass_number += 1
+
+
+class Upcoming(Iterator[Task]):
+    """Tasks in order, of which the next ones can be looked at before they are drawn.
+
+    >>> order = Upcoming(iter([Task(id="a", input=1), Task(id="b", input=2)]))
+    >>> order.peek(1)[0].id, next(order).id, next(order).id
+    ('a', 'a', 'b')
+    """
+
+    def __init__(self, order: Iterator[Task]) -> None:
+        self._order = order
+        self._seen: deque[Task] = deque()
+
+    def __next__(self) -> Task:
+        return self._seen.popleft() if self._seen else next(self._order)
+
+    def peek(self, count: int) -> list[Task]:
+        """The next tasks, fewer where the order ends."""
+        self._seen.extend(islice(self._order, max(0, count - len(self._seen))))
+        return list(islice(self._seen, count))
