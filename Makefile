@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Two OpenMP pools that spin on two cores bring each other to a halt.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: help setup demo experiment-calc experiment-sql experiment-rag ablation test check crash-test test-base test-clients test-frameworks fmt bench bench-engine bench-learner bench-gateway bench-tracing bench-trl bench-gpu lock clean
+.PHONY: help setup demo experiment-calc experiment-sql experiment-rag ablation test check crash-test test-base test-clients test-frameworks fmt bench bench-engine bench-learner bench-gateway bench-tracing bench-store bench-trl bench-gpu lock clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -67,7 +67,7 @@ test-frameworks: $(STAMP) ## agents of every framework, each in its own environm
 fmt: $(STAMP) ## format the code
 	@$(VENV)/bin/ruff check --fix -q . ; $(VENV)/bin/ruff format -q .
 
-bench: bench-engine bench-learner bench-gateway bench-tracing ## all benchmarks but bench-trl, which takes long, and bench-gpu
+bench: bench-engine bench-learner bench-gateway bench-tracing ## all benchmarks but bench-store and bench-trl, which take long, and bench-gpu
 
 bench-engine: $(STAMP) ## tokens per second of the engine, beside transformers' generate
 	@$(PY) bench/engine.py
@@ -88,6 +88,11 @@ TRL_STAMP := $(call peer_stamp,trl)
 
 bench-gateway: $(STAMP) $(PEER_STAMPS) ## latency, CPU and memory of the gateway, beside other proxies
 	@$(PY) bench/gateway.py $(foreach s,$(PEER_STAMPS),$(word 3,$(subst -, ,$(s)))=$(dir $(s))bin/python)
+
+AGENTLIGHTNING_STAMP := $(call peer_stamp,agentlightning)
+
+bench-store: $(STAMP) $(AGENTLIGHTNING_STAMP) ## rollouts per second of the store, beside Agent Lightning's; PARTS="enqueue claim" AGENTS="32 100" change it
+	@$(PY) bench/store.py $(PARTS) --peer $(dir $(AGENTLIGHTNING_STAMP))bin/python $(if $(AGENTS),--agents $(AGENTS))
 
 bench-trl: $(STAMP) $(TRL_STAMP) ## seconds of training to a held-out reward, beside TRL; SEEDS=1 for fewer runs
 	@$(PY) bench/training.py $(dir $(TRL_STAMP))bin/python $(if $(SEEDS),--seeds $(SEEDS))

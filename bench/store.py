@@ -29,6 +29,7 @@ from results import result
 from store_load import MEAN_BUSY_S, WARM_UP_S, Crowd
 
 HERE = Path(__file__).resolve().parent
+PARTS = ("enqueue", "claim", "completion", "growth", "throughput")
 PROCESSES = 2
 PEER = "agentlightning 0.3.0, in memory"
 _ANSWER_S = 300.0
@@ -177,13 +178,18 @@ def _growth() -> None:
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    parts = ("throughput", "enqueue", "claim", "completion", "growth")
     parser = argparse.ArgumentParser(description="What the store carries.")
-    parser.add_argument("parts", nargs="*", choices=[*parts, []], default=list(parts))
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all")
     parser.add_argument("--agents", nargs="+", type=int, default=[32, 100, 300, 1000])
     parser.add_argument("--peer", metavar="PYTHON", help="an interpreter that has agentlightning")
     parser.add_argument("--seconds", type=float, default=15.0, help="measured, for each number")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if unknown := set(options.parts) - set(PARTS):
+        parser.error(f"no part: {', '.join(sorted(unknown))} (there are {', '.join(PARTS)})")
+    if any(number < PROCESSES for number in options.agents):
+        parser.error(f"there are {PROCESSES} processes of agents, so at least {PROCESSES} agents")
+    options.parts = options.parts or PARTS
+    return options
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -1,7 +1,8 @@
 """One thread that writes: all changes that are waiting go into one transaction (group commit).
 
 A commit costs the same for one change as for a hundred, so the busier the store, the cheaper a
-change. Each change runs in a savepoint of its own: one that is refused undoes only itself.
+change. Changes of one kind are done at once (`fulmen.store.jobs`), in a savepoint; if one of them
+is refused, each is done alone in its own, and that one undoes only itself.
 
 A transaction that meets a passing trouble (a server restarted, a deadlock) is tried again as a
 whole, for as long as the database's patience lasts. If only the answer to its commit was lost, it
@@ -291,8 +292,9 @@ class Writer:
             self._wakes += job.parks
             _reject(job, outcome if known else self._in_words(outcome))
             return
-        with self._changed:
-            self._set_alarm(outcome.due_s)
+        if outcome.due_s is not None:
+            with self._changed:
+                self._set_alarm(outcome.due_s)
         if job.parks and not outcome.value:
             self._parked.append(job)
             return
