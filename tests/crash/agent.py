@@ -19,7 +19,6 @@ from fulmen.tracing.current import current_attempt
 
 PATIENCE_S = 60.0
 """The server is away for moments only; who cannot reach it for so long has found a bug."""
-_PATH = Path(os.environ["CRASH_LEDGERS"]) / f"{os.getpid()}.jsonl"
 
 
 class Ledger:
@@ -31,7 +30,8 @@ class Ledger:
     def note(self, what: str, value: object = None) -> None:
         """Append a line with one write."""
         line = json.dumps({**self._whose, "what": what, "value": value, "at": time.time()})
-        with _PATH.open("ab", buffering=0) as file:
+        path = Path(os.environ["CRASH_LEDGERS"]) / f"{os.getpid()}.jsonl"
+        with path.open("ab", buffering=0) as file:
             file.write(line.encode() + b"\n")
 
 
