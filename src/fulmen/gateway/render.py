@@ -108,6 +108,10 @@ class ChatRenderer(Protocol):
         ...
 
 
+_MOST_OPTIONS = 256
+"""Renderers kept for options that agents asked with; they may ask with any."""
+
+
 def make_renderer(tokenizer: Any, model_type: str) -> "ChatRenderer":  # noqa: ANN401
     """The renderer for a tokenizer (of transformers) and the `model_type` of its model.
 
@@ -264,6 +268,8 @@ class _Renderer:
 
         key = orjson.dumps(dict(options), option=orjson.OPT_SORT_KEYS), keep
         if key not in self._by_options:
+            if len(self._by_options) >= _MOST_OPTIONS:
+                self._by_options.clear()
             retention = {"thinking_retention": "all"} if keep else {}
             try:
                 self._by_options[key] = renderers.create_renderer(

@@ -16,6 +16,8 @@ from fulmen.schema.errors import AgentError, LeaseLost
 from fulmen.schema.records import Lease, Outcome
 from fulmen.store.base import Store
 
+_MOST_HINTS = 100
+"""Different ones that are told; some carry what an agent wrote, and there is no end to that."""
 _CLAIM_WAIT_S = 30.0
 _TELL_S = 10.0
 """When the pool is closed, results that are there already have so long to reach the store."""
@@ -254,6 +256,8 @@ class Pool:
             except LeaseLost:
                 self.counters.refused += 1
         elif self._hint is not None and report.text not in self._hints:
+            if len(self._hints) >= _MOST_HINTS:
+                return
             self._hints.add(report.text)
             self._hint(report.text)
 
