@@ -63,9 +63,8 @@ def record(out: Path) -> list[dict[str, Any]]:
 
 
 def phase_of(event: dict[str, Any]) -> str:
-    return {"step_done": "committed", "eval_done": "measured"}.get(
-        event["type"], event.get("phase", "")
-    )
+    ends = {"step_done": "committed", "eval_done": "measured"}
+    return ends.get(event["type"]) or event.get("phase", "")
 
 
 def killed_in(phase: str, arguments: list[str], chance: random.Random) -> bool:
