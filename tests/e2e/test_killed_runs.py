@@ -14,7 +14,7 @@ import pytest
 from fulmen.schema.config import make_config
 from fulmen.schema.training import TrainConfig
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 TIMED = ("seconds", "_per_s", "_s", "time/")
 """Metrics that measure the clock, which no seed repeats."""
