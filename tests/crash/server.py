@@ -11,6 +11,7 @@ from fulmen.engine.scripted import ScriptedEngine
 from fulmen.gateway.app import Gateway
 from fulmen.gateway.exchange import Policy
 from fulmen.gateway.models import Models
+from fulmen.launch.elsewhere import expiring
 from fulmen.schema.records import Call
 from fulmen.server.app import make_app
 from fulmen.server.http import Listening
@@ -55,6 +56,10 @@ async def serve(scene: Scene, ready: Callable[[], None]) -> None:
     await store.expire_leases(now=float("inf"))
     store.on_attempt_end(gateway.forget)
     others = StoreApi(store, KEYS).routes() if scene.http else []
-    async with aclosing(gateway), Listening(make_app(gateway, others), "127.0.0.1", scene.port):
+    async with (
+        aclosing(gateway),
+        Listening(make_app(gateway, others), "127.0.0.1", scene.port),
+        expiring(store, lease_s=scene.lease_s),
+    ):
         ready()
         await asyncio.Event().wait()

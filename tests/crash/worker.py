@@ -15,7 +15,7 @@ async def work(scene: Scene, ready: Callable[[], None]) -> None:
     """Until killed; raises what stops the pool."""
     os.environ["CRASH_LEDGERS"] = str(scene.ledgers)
     async with (
-        opened(scene, KEYS.admin) as store,
+        opened(scene, KEYS.worker) as store,
         Pool(
             store,
             parse_agent(f"{AGENT}:solve"),

@@ -14,7 +14,8 @@ from fulmen.store.base import Store
 from fulmen.trainer.events import Listener, Note
 
 _LEASE_S = 60.0
-_ARRIVAL_S = 60
+_LOOK_S = 5.0
+_ARRIVAL_S = 60.0
 """Nobody having worked for so long, seconds, is worth a word."""
 
 
@@ -58,24 +59,27 @@ class Elsewhere:
 
     async def _watch(self) -> None:
         """Warn while nobody works; count who does."""
-        idle_s = 0
+        idle_s = 0.0
         while True:
-            await asyncio.sleep(1)
+            await asyncio.sleep(_LOOK_S)
             counts = await self._store.counts()
             self.counters.running = counts["running"]
-            idle_s = idle_s + 1 if counts["queued"] and not counts["running"] else 0
+            idle_s = idle_s + _LOOK_S if counts["queued"] and not counts["running"] else 0.0
             if idle_s == _ARRIVAL_S:
                 text = f"{counts['queued']} rollouts wait, and nobody works: {self._command}"
                 self._listen(Note(level="warning", code="workers", text=text))
 
 
 @asynccontextmanager
-async def expiring(store: Store) -> AsyncIterator[None]:
-    """Inside the context, leases that are over end, wherever their workers may have been."""
+async def expiring(store: Store, *, lease_s: float = _LEASE_S) -> AsyncIterator[None]:
+    """Inside the context, leases that are over end, wherever their workers may have been.
+
+    A lost worker is noticed within a lease, `lease_s` seconds, and a twelfth.
+    """
 
     async def expire() -> None:
         while True:
-            await asyncio.sleep(_LEASE_S / 12)
+            await asyncio.sleep(lease_s / 12)
             await store.expire_leases()
 
     task = asyncio.create_task(expire())
