@@ -2,17 +2,20 @@
 
 import asyncio
 import contextlib
+import math
 import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from msgspec import structs
-from sqlalchemy import Engine, event
+from sqlalchemy import Connection, Engine, Select, Update, event, select, update
 
 from fulmen.schema.errors import DataError, LeaseLost, StoreError
 from fulmen.schema.keys import KeyRefused, read_key
@@ -21,6 +24,7 @@ from fulmen.schema.records import (
     Call,
     Lease,
     Outcome,
+    Retry,
     Reward,
     Rollout,
     Sampling,
@@ -29,6 +33,8 @@ from fulmen.schema.records import (
     Task,
     VersionSpan,
 )
+from fulmen.store import tables
+from fulmen.store.database import Change
 from fulmen.store.open import open_store
 from fulmen.store.sql import SqlStore
 from fulmen.store.writer import CAPACITY
@@ -81,9 +87,9 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "run.db"
 
 
-def rollout(name: str, *, step: int = 1, max_attempts: int = 3) -> Rollout:
+def rollout(name: str, *, step: int = 1, **retry: Any) -> Rollout:
     task = Task(id="t1", input={"question": "1+1?"}, metadata={"answer": 2})
-    return Rollout(id=name, task=task, group="g1", step=step, max_attempts=max_attempts)
+    return Rollout(id=name, task=task, group="g1", step=step, retry=Retry(**retry))
 
 
 def call(lease: Lease, index: int, *, choice: int = 0) -> Call:
@@ -124,6 +130,20 @@ async def reached(store: AnyStore) -> None:
     """Return when all that was started before has reached the store's writer."""
     await asyncio.sleep(0)
     await store.heartbeat([])
+
+
+async def altered(store: AnyStore, statement: Update) -> None:
+    """Change the tables behind the store's back."""
+
+    def work(connection: Connection) -> Change[None]:
+        connection.execute(statement)
+        return Change(None)
+
+    await behind(store)._write(work)
+
+
+async def looked(store: AnyStore, query: Select[tuple[float]]) -> float:
+    return await behind(store)._write(lambda db: Change(db.execute(query).scalar_one()))
 
 
 class Hold:
@@ -221,7 +241,7 @@ async def test_a_cancelled_claim_takes_nothing_with_it(store):
 
 
 async def test_leases_that_reach_a_cancelled_claim_return_to_the_queue(own_store):
-    await own_store.enqueue([rollout("a", max_attempts=1)])
+    await own_store.enqueue([rollout("a", attempts=1)])
     gone = asyncio.create_task(own_store.claim("w1"))
     await asyncio.sleep(0)
     # This loop stands still until the claim has been granted, so it learns of it too late.
@@ -237,7 +257,7 @@ async def test_leases_that_reach_a_cancelled_claim_return_to_the_queue(own_store
 
 async def test_a_claim_cancelled_while_it_is_granted_leaves_the_rollout_in_the_queue(own_store):
     first, second = await claimed(own_store, "x", "y")
-    await own_store.enqueue([rollout("a", max_attempts=1)])
+    await own_store.enqueue([rollout("a", attempts=1)])
     hold = Hold(own_store)
     ends = [asyncio.create_task(own_store.finish(first, DONE))]
     await hold.reached()
@@ -376,12 +396,198 @@ async def test_those_who_follow_attempts_hear_of_every_end(store):
     assert await ends(4) == [("a", 1), ("b", 1), ("c", 1), ("d", 1)]
 
 
+# --- retries, rests and deadlines
+
+RESTS = {"pause_s": 3600.0, "longest_pause_s": 3600.0}
+"""Longer than any of these tests takes."""
+
+
+async def test_a_rollout_says_which_failures_are_tried_again_and_how_often(store):
+    await store.enqueue([rollout("a", on=("agent",), attempts=2), rollout("b", on=())])
+    a, b = await store.claim("w1", limit=2)
+    assert await store.finish(a, Outcome(failure="agent", error="KeyError")) == "queued"
+    assert await store.finish(b, Outcome(failure="infrastructure")) == "failed"
+    (again,) = await store.claim("w1", limit=2)
+    assert (again.rollout.id, again.attempt) == ("a", 2)
+    assert await store.finish(again, Outcome(failure="agent", error="KeyError")) == "failed"
+
+
+async def test_a_rollout_that_rests_is_passed_over_and_counted_as_queued(store):
+    await store.enqueue([rollout("a", **RESTS), rollout("b")])
+    (a,) = await store.claim("w1")
+    assert await store.finish(a, Outcome(failure="infrastructure")) == "queued"
+    assert names_of(await store.claim("w1", limit=2)) == ["b"]
+    assert await store.claim("w1") == []
+    assert (await store.counts())["queued"] == 1
+    assert await store.cancel(["a"]) == 1
+
+
+@pytest.mark.parametrize("waits", ["before", "after"])
+async def test_a_claim_that_waits_is_given_a_rollout_when_it_has_rested(store, waits):
+    await store.enqueue([rollout("a", pause_s=0.2)])
+    (lease,) = await store.claim("w1")
+    begun = time.monotonic()
+    if waits == "before":
+        waiting = asyncio.create_task(store.claim("w2", wait_s=WAIT_S))
+        await reached(store)
+        await store.finish(lease, Outcome(failure="timeout"))
+    else:
+        await store.finish(lease, Outcome(failure="timeout"))
+        waiting = asyncio.create_task(store.claim("w2", wait_s=WAIT_S))
+    (again,) = await waiting
+    assert (again.rollout.id, again.attempt) == ("a", 2)
+    assert 0.19 < time.monotonic() - begun < 5
+
+
+async def test_many_claims_that_wait_share_what_comes_due_at_different_times(store):
+    pauses = [0.05, 0.3, 0.15, 0.15]
+    await store.enqueue([rollout(f"r{n}", pause_s=pause) for n, pause in enumerate(pauses)])
+    waiting = []
+    for lease in await store.claim("w1", limit=4):
+        await store.finish(lease, Outcome(failure="infrastructure"))
+        waiting.append(asyncio.create_task(store.claim("w2", wait_s=WAIT_S)))
+    given = await asyncio.gather(*waiting)
+    assert sorted(lease.rollout.id for (lease,) in given) == ["r0", "r1", "r2", "r3"]
+
+
+async def test_while_a_rollout_rests_the_writer_sleeps(store):
+    await store.enqueue([rollout("a", pause_s=0.5)])
+    (lease,) = await store.claim("w1")
+    await store.finish(lease, Outcome(failure="infrastructure"))
+    transactions = []
+    engine = behind(store)._database.writing
+    event.listen(engine, "begin", transactions.append)
+    assert len(await store.claim("w1", wait_s=WAIT_S)) == 1
+    assert len(transactions) <= 3
+
+
+async def test_a_rest_that_a_clock_set_back_has_made_endless_is_over(store):
+    await store.enqueue([rollout("a", **RESTS)])
+    (lease,) = await store.claim("w1")
+    await store.finish(lease, Outcome(failure="infrastructure"))
+    await altered(store, update(tables.rollouts).values(not_before=tables.now() + 86400.0))
+    assert names_of(await store.claim("w1")) == ["a"]
+
+
+async def test_the_rest_of_an_expired_lease_can_be_waited_for(store):
+    await store.enqueue([rollout("a", pause_s=0.1)])
+    await store.claim("w1")
+    waiting = asyncio.create_task(store.claim("w2", wait_s=WAIT_S))
+    await reached(store)
+    await store.expire_leases(now=FAR_AHEAD)
+    assert names_of(await waiting) == ["a"]
+
+
+async def test_an_attempt_far_past_its_deadline_ends_although_its_worker_renews_the_lease(store):
+    ends = heard(store)
+    await store.enqueue([rollout("a", attempts=1)])
+    (lease,) = await store.claim("w1")
+    assert await store.expire_leases() == []
+    await altered(store, update(tables.rollouts).values(deadline=tables.now() - 0.01))
+    assert await store.heartbeat([lease]) == []
+    assert await store.expire_leases() == ["a"]
+    assert await store.heartbeat([lease]) == [lease]
+    (result,) = await store.results(["a"])
+    assert result.outcome.failure == "timeout"
+    assert await ends(1) == [("a", 1)]
+    with pytest.raises(LeaseLost, match="rollout a, attempt 1: it had ended in another way"):
+        await store.finish(lease, DONE)
+
+
+async def test_the_deadline_that_the_store_keeps_leaves_the_worker_time_to_tell(store):
+    await store.enqueue([rollout("a")])
+    (lease,) = await store.claim("w1", lease_s=0)
+    left = select(tables.rollouts.c.deadline - tables.now())
+    assert 325 < await looked(store, left) <= 330  # deadline_s and half a minute
+    await store.heartbeat([lease], lease_s=60)
+    assert 325 < await looked(store, left) <= 330
+
+
+async def test_an_end_that_is_told_again_gets_the_same_answer_and_changes_nothing(store):
+    lost = Outcome(failure="infrastructure", error="lost", output={"b": 1, "a": [math.nan]})
+    await store.enqueue([rollout("a", attempts=2)])
+    (first,) = await store.claim("w1")
+    assert [await store.finish(first, lost) for _ in range(2)] == ["queued", "queued"]
+    (second,) = await store.claim("w1")
+    assert await store.finish(first, lost) == "queued"
+    assert await store.finish(second, DONE) == "succeeded"
+    assert await store.finish(second, DONE) == "succeeded"
+    assert await store.finish(first, lost) == "queued"
+    await store.commit_step(step_record(1, "a"))
+    assert await store.finish(second, DONE) == "succeeded"
+    assert (await store.counts())["refused_results"] == 0
+
+
+@pytest.mark.parametrize(
+    ("ends", "why"),
+    [
+        ("expires", "attempt 2 has begun"),
+        ("cancel", "the rollout was cancelled"),
+        ("discard", "the rollout was discarded"),
+        ("other", "it had ended in another way, and the rollout is succeeded"),
+        ("worker", "it had ended in another way, and the rollout is succeeded"),
+    ],
+)
+async def test_a_result_that_comes_too_late_is_told_why(store, ends, why):
+    (lease,) = await claimed(store, "a")
+    told = lease
+    if ends == "expires":
+        await store.expire_leases(now=FAR_AHEAD)
+        await store.claim("w2")
+    elif ends == "cancel":
+        await store.cancel(["a"])
+    elif ends == "discard":
+        await store.discard_after(0)
+    else:
+        await store.finish(lease, Outcome(output="other") if ends == "other" else DONE)
+        told = structs.replace(lease, worker="w2") if ends == "worker" else lease
+    with pytest.raises(LeaseLost, match=f"rollout a, attempt 1: {why}; its result was refused"):
+        await store.finish(told, DONE)
+    assert (await store.counts())["refused_results"] == 1
+
+
+async def test_an_agent_that_a_model_call_failed_under_is_not_to_blame(store):
+    failed = Outcome(failure="agent", error="InternalServerError", log="Traceback")
+    await store.enqueue([rollout("a", attempts=2), rollout("b", attempts=2)])
+    a, b = await store.claim("w1", limit=2)
+    await store.record_calls([structs.replace(call(a, 0), status=500), call(a, 1)])
+    await store.record_calls([structs.replace(call(b, 0), status=400)])
+    assert [await store.finish(a, failed) for _ in range(2)] == ["queued", "queued"]
+    assert await store.finish(b, failed) == "failed"
+    (again,) = await store.claim("w1")
+    await store.record_calls([structs.replace(call(again, 0), status=502)])
+    assert await store.finish(again, failed) == "failed"
+    (result,) = await store.results(["a"])
+    assert result.outcome.failure == "infrastructure"
+    assert result.outcome.error == (
+        "a model call ended with 502, and then the agent: InternalServerError"
+    )
+    assert result.outcome.log == "Traceback"
+
+
+async def test_an_agent_that_goes_on_after_a_failed_model_call_has_succeeded(store):
+    (lease,) = await claimed(store, "a")
+    await store.record_calls([structs.replace(call(lease, 0), status=500), call(lease, 1)])
+    assert await store.finish(lease, DONE) == "succeeded"
+
+
+async def test_what_rested_when_the_process_ended_can_be_claimed_by_the_next(path):
+    store = open_store(path)
+    await store.enqueue([rollout("a", **RESTS)])
+    (lease,) = await store.claim("w1")
+    await store.finish(lease, Outcome(failure="infrastructure"))
+    await store.close()
+    store = open_store(path)
+    assert names_of(await store.claim("w1")) == ["a"]
+    await store.close()
+
+
 # --- how rollouts end
 
 
 @pytest.mark.parametrize("failure", ["infrastructure", "timeout"])
 async def test_what_is_not_the_agents_fault_is_retried_until_no_attempt_is_left(store, failure):
-    await store.enqueue([rollout("a", max_attempts=2)])
+    await store.enqueue([rollout("a", attempts=2)])
     (first,) = await store.claim("w1")
     assert await store.finish(first, Outcome(failure=failure, error="lost")) == "queued"
     assert await store.results(["a"]) == []
@@ -393,7 +599,7 @@ async def test_what_is_not_the_agents_fault_is_retried_until_no_attempt_is_left(
 
 
 async def test_a_lease_that_expires_at_the_last_attempt_fails_the_rollout(store):
-    await store.enqueue([rollout("a", max_attempts=1)])
+    await store.enqueue([rollout("a", attempts=1)])
     await store.claim("w1")
     await store.expire_leases(now=FAR_AHEAD)
     assert await store.wait_finished(["a"], timeout_s=0) == ["a"]
@@ -653,10 +859,10 @@ async def test_discarding_keeps_rollouts_that_a_remaining_step_consumed(store):
 
 
 async def test_a_worker_from_before_a_discard_cannot_write_into_the_repeated_rollout(store):
-    await store.enqueue([rollout("a", max_attempts=2)])
+    await store.enqueue([rollout("a", attempts=2)])
     (old,) = await store.claim("w1")
     await store.discard_after(0)
-    await store.enqueue([rollout("a", max_attempts=2)])
+    await store.enqueue([rollout("a", attempts=2)])
     (new,) = await store.claim("w2")
     assert new.attempt > old.attempt
     await store.record_calls([call(old, 0)])

@@ -1,6 +1,7 @@
 """Migrations: they lead to today's tables, on both databases, and keep what an older store has."""
 
 import asyncio
+import json
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -8,23 +9,27 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, insert, inspect, select, text
+from sqlalchemy import Connection, insert, inspect, select, text, update
 
 from fulmen.schema.errors import StoreError
-from fulmen.schema.records import Rollout, Task
-from fulmen.store import rows, tables
+from fulmen.schema.records import Retry, Rollout, Task
+from fulmen.store import tables
 from fulmen.store.database import Database
 from fulmen.store.migrate import migrate
 from fulmen.store.open import open_store
 from fulmen.store.postgres import PostgresDatabase
 from fulmen.store.sqlite import SqliteDatabase
 
-ROLLOUT = Rollout(id="a", task=Task(id="t1", input="x"), group="g1", step=1)
+ROLLOUT = Rollout(
+    id="a", task=Task(id="t1", input="x"), group="g1", step=1, retry=Retry(attempts=2)
+)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -41,17 +46,21 @@ def database(place: str) -> Iterator[Database]:
     opened.close()
 
 
-def make_format_3(database: Database) -> None:
-    """What the Fulmen before migrations made, with a rollout in it."""
+def make_format(database: Database, number: int) -> None:
+    """What the Fulmen of that format made, with a rollout in it; that of 3 had no migrations."""
+    record = msgspec.to_builtins(ROLLOUT)
+    record["max_attempts"] = record.pop("retry")["attempts"]
     with database.preparing(True) as connection:
-        known = [table for table in tables.metadata.sorted_tables if table is not tables.writers]
-        tables.metadata.create_all(connection, tables=known)
-        connection.execute(insert(tables.meta), {"name": "format", "value": b"3"})
+        config = Config()
+        config.set_main_option("script_location", "fulmen.store:migrations")
+        config.attributes["connection"] = connection
+        command.upgrade(config, tables.revision_of(number))
+        if number == 3:
+            tables.revision.drop(connection)
         connection.execute(insert(tables.meta), {"name": "secret", "value": b"of the run"})
-        counted = [{"name": name, "value": 7} for name in tables.COUNTERS]
-        connection.execute(insert(tables.counters), counted)
-        row = rows.rollout_row(ROLLOUT) | {"status": "queued", "attempt": 0, "attempts_before": 0}
-        connection.execute(insert(tables.rollouts), row)
+        connection.execute(update(tables.counters).values(value=7))
+        row = f"1, 'a', 1, 'queued', 0, 0, 2, NULL, '{json.dumps(record)}'"
+        connection.exec_driver_sql(f"INSERT INTO rollouts VALUES ({row})")
 
 
 def standing(database: Database) -> tuple[bytes | None, set[str]]:
@@ -99,21 +108,22 @@ def test_migrations_from_nothing_lead_to_todays_tables(database):
     assert standing(database)[1] == {*tables.metadata.tables, "alembic_version"}
 
 
-async def test_a_store_from_before_migrations_is_taken_over_with_all_that_is_in_it(database, place):
-    make_format_3(database)
+@pytest.mark.parametrize("number", [3, 4])
+async def test_an_older_store_is_taken_over_with_all_that_is_in_it(database, place, number):
+    make_format(database, number)
     store = open_store(place)
     assert store.secret == b"of the run"
     assert [lease.rollout for lease in await store.claim("w1")] == [ROLLOUT]
     assert (await store.counts())["refused_calls"] == 7
     await store.close()
     form, names = standing(database)
-    assert (form, names) == (b"4", {*tables.metadata.tables, "alembic_version"})
+    assert (form, names) == (b"5", {*tables.metadata.tables, "alembic_version"})
     await open_store(place).close()
 
 
 async def test_a_copy_of_a_file_is_kept_as_it_was_before_its_migration(tmp_path):
     file = SqliteDatabase(str(tmp_path / "run.db"))
-    make_format_3(file)
+    make_format(file, 3)
     await open_store(tmp_path / "run.db").close()
     copy = tmp_path / "run.db.format-3"
     assert copy.stat().st_mode & 0o777 == 0o600
@@ -124,7 +134,7 @@ async def test_a_copy_of_a_file_is_kept_as_it_was_before_its_migration(tmp_path)
 
 
 def test_a_migration_that_fails_leaves_the_store_as_it_was(database, place):
-    make_format_3(database)
+    make_format(database, 3)
     with database.preparing(False) as connection:
         connection.execute(text("CREATE TABLE writers (somebody_elses INTEGER)"))
     before = standing(database)
@@ -136,7 +146,7 @@ def test_a_migration_that_fails_leaves_the_store_as_it_was(database, place):
 def test_of_several_processes_that_open_an_older_store_one_migrates_it(postgres):
     place = postgres.url()
     old = PostgresDatabase(place)
-    make_format_3(old)
+    make_format(old, 3)
     stores, start = [], threading.Barrier(4)
 
     def open_one() -> None:
@@ -150,7 +160,7 @@ def test_of_several_processes_that_open_an_older_store_one_migrates_it(postgres)
         thread.join()
     assert len({store.secret for store in stores}) == 1
     assert len(stores) == 4
-    assert standing(old)[0] == b"4"
+    assert standing(old)[0] == b"5"
     for store in stores:
         asyncio.run(store.close())
     old.close()

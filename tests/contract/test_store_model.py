@@ -12,11 +12,22 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from sqlalchemy import Connection, Update, update
 
 from fulmen.schema.errors import LeaseLost, StoreError
-from fulmen.schema.records import FailureKind, Lease, Outcome, Rollout, StepRecord, Task
+from fulmen.schema.records import FailureKind, Lease, Outcome, Retry, Rollout, StepRecord, Task
+from fulmen.store import tables
+from fulmen.store.database import Change
 from fulmen.store.open import open_store
 
+FAILURES: list[FailureKind | None] = [None, "agent", "timeout", "infrastructure", "cancelled"]
+retries = st.builds(
+    Retry,
+    attempts=st.integers(1, 2),
+    on=st.sampled_from([("infrastructure", "timeout"), ("agent",), ()]),
+    pause_s=st.sampled_from([0.0, 1000.0]),
+    longest_pause_s=st.just(1000.0),
+)
 TASK = Task(id="t", input="x")
 names = st.sampled_from(["a", "b", "c", "d"])
 
@@ -26,9 +37,10 @@ class Life:
     """A rollout as the picture in `fulmen.store.base` draws it."""
 
     step: int
-    tries: int
+    retry: Retry
     status: str = "queued"
     begun: int = 0
+    rests: bool = False
 
 
 class StoreAgainstModel(RuleBasedStateMachine):
@@ -43,6 +55,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.store = open_store(self.place())
         self.lives: dict[str, Life] = {}  # in the order of the queue
         self.current: dict[str, Lease] = {}
+        self.told: dict[tuple[str, int], tuple[FailureKind | None, str]] = {}
         self.leases: list[Lease] = []  # all that were ever given
         self.consumed: dict[str, int] = {}
         self.steps: list[int] = []
@@ -53,17 +66,27 @@ class StoreAgainstModel(RuleBasedStateMachine):
             self.runner.run(self.store.close())
             self.runner.close()
 
-    @rule(name=names, step=st.integers(1, 3), tries=st.integers(1, 2))
-    def enqueue(self, name: str, step: int, tries: int) -> None:
-        asked = Rollout(id=name, task=TASK, group="g", step=step, max_attempts=tries)
+    def change(self, statement: Update) -> None:
+        """Behind the store's back."""
+
+        def work(connection: Connection) -> Change[None]:
+            connection.execute(statement)
+            return Change(None)
+
+        self.runner.run(self.store._write(work))
+
+    @rule(name=names, step=st.integers(1, 3), retry=retries)
+    def enqueue(self, name: str, step: int, retry: Retry) -> None:
+        asked = Rollout(id=name, task=TASK, group="g", step=step, retry=retry)
         new = self.runner.run(self.store.enqueue([asked]))
         assert new == (name not in self.lives)
-        self.lives.setdefault(name, Life(step, tries))
+        self.lives.setdefault(name, Life(step, retry))
 
     @rule(limit=st.integers(1, 3))
     def claim(self, limit: int) -> None:
         leases = self.runner.run(self.store.claim("w", limit=limit))
-        queued = [name for name, life in self.lives.items() if life.status == "queued"]
+        lives = self.lives.items()
+        queued = [name for name, life in lives if life.status == "queued" and not life.rests]
         assert [lease.rollout.id for lease in leases] == queued[:limit]
         for lease in leases:
             name = lease.rollout.id
@@ -75,7 +98,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     @rule(
         which=st.integers(0, 99),
-        failure=st.sampled_from([None, "agent", "timeout", "infrastructure", "cancelled"]),
+        failure=st.sampled_from(FAILURES),
     )
     def finish(self, which: int, failure: FailureKind | None) -> None:
         if not self.leases:
@@ -87,17 +110,38 @@ class StoreAgainstModel(RuleBasedStateMachine):
         except LeaseLost:
             self.refused += 1
             assert self.current.get(name) is not lease
+            assert self.told.get((name, lease.attempt), ("", ""))[0] != failure
             return
-        assert self.current.pop(name) is lease
+        if self.current.get(name) is not lease:
+            assert self.told[name, lease.attempt] == (failure, status)
+            return
+        del self.current[name]
         assert status == self._end(name, failure)
+        self.told[name, lease.attempt] = (failure, status)
 
     def _end(self, name: str, failure: FailureKind | None) -> str:
         life = self.lives[name]
-        if failure in ("timeout", "infrastructure"):
-            life.status = "queued" if life.begun < life.tries else "failed"
-        else:
-            life.status = {None: "succeeded", "agent": "failed", "cancelled": "cancelled"}[failure]
+        life.status = {None: "succeeded", "cancelled": "cancelled"}.get(failure, "failed")
+        if failure in life.retry.on and life.begun < life.retry.attempts:
+            life.status, life.rests = "queued", life.retry.pause_s > 0
         return life.status
+
+    @rule(name=names)
+    def rest_is_over(self, name: str) -> None:
+        c = tables.rollouts.c
+        over = update(tables.rollouts).where(c.id == name, c.not_before.is_not(None))
+        self.change(over.values(not_before=tables.now()))
+        if name in self.lives:
+            self.lives[name].rests = False
+
+    @rule(name=names)
+    def deadline_is_over(self, name: str) -> None:
+        c = tables.rollouts.c
+        over = update(tables.rollouts).where(c.id == name, c.deadline.is_not(None))
+        self.change(over.values(deadline=1.0))
+        assert self.runner.run(self.store.expire_leases()) == [name] * (name in self.current)
+        if self.current.pop(name, None):
+            self._end(name, "timeout")
 
     @rule()
     def expire(self) -> None:
@@ -113,7 +157,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         is_open = life is not None and life.status in ("queued", "running")
         assert self.runner.run(self.store.cancel([name])) == is_open
         if life and is_open:
-            life.status = "cancelled"
+            life.status, life.rests = "cancelled", False
             self.current.pop(name, None)
 
     @rule(step=st.integers(1, 3), ids=st.sets(names))
@@ -143,6 +187,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         for name in gone:
             del self.lives[name]
             self.current.pop(name, None)
+        self.told = {at: end for at, end in self.told.items() if at[0] not in gone}
 
     @invariant()
     def the_store_stands_where_the_model_stands(self) -> None:

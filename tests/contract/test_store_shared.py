@@ -11,12 +11,13 @@ from collections.abc import AsyncIterator, Callable
 
 import psycopg
 import pytest
+from msgspec import structs
 from sqlalchemy import event
 
 from databases import PASSWORD, Postgres, Proxy
 from fulmen.schema.errors import StoreError
 from fulmen.schema.place import schema_of, without_schema
-from fulmen.schema.records import Call, Lease, Outcome, Rollout, Span, Task, VersionSpan
+from fulmen.schema.records import Call, Lease, Outcome, Retry, Rollout, Span, Task, VersionSpan
 from fulmen.store.database import Change
 from fulmen.store.news import from_notice, to_notices
 from fulmen.store.open import open_store
@@ -110,6 +111,19 @@ async def test_a_waiting_claim_is_woken_by_a_retry_of_another_process(stores):
     await reached(here)
     await there.finish(lease, Outcome(failure="infrastructure"))
     assert [(x.rollout.id, x.attempt) for x in await waiting] == [("a", 2)]
+
+
+async def test_a_waiting_claim_is_given_what_another_process_lets_rest(stores):
+    here, there = stores
+    await there.enqueue([structs.replace(rollout("a"), retry=Retry(pause_s=0.2))])
+    (lease,) = await there.claim("w2")
+    waiting = asyncio.create_task(here.claim("w1", wait_s=WAIT_S))
+    await reached(here)
+    begun = time.monotonic()
+    await there.finish(lease, Outcome(failure="infrastructure"))
+    await there.close()
+    assert [(x.rollout.id, x.attempt) for x in await waiting] == [("a", 2)]
+    assert 0.19 < time.monotonic() - begun < 10
 
 
 async def test_waiting_for_rollouts_ends_with_a_finish_of_another_process(stores):

@@ -16,7 +16,7 @@ from fulmen.gateway.models import Models
 from fulmen.gateway.render import make_renderer
 from fulmen.runner.agents import parse_agent
 from fulmen.runner.pool import Pool
-from fulmen.schema.records import Rollout, RolloutResult, Task
+from fulmen.schema.records import Retry, Rollout, RolloutResult, Task
 from fulmen.server.app import make_app
 from fulmen.server.http import Listening
 from fulmen.store.open import open_store
@@ -105,7 +105,7 @@ async def rig(
 def rollout(name: str, expression: str) -> Rollout:
     """One that works out an expression."""
     task = Task(id=name, input={"expression": expression})
-    return Rollout(id=name, task=task, group="g", step=1, deadline_s=60.0, max_attempts=1)
+    return Rollout(id=name, task=task, group="g", step=1, deadline_s=60.0, retry=Retry(attempts=1))
 
 
 async def run_all(

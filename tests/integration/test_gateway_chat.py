@@ -480,12 +480,53 @@ async def test_requests_wait_while_weights_change_and_nobody_sees_an_error(world
         assert (await asking).choices[0].message.content == "x"
 
 
-async def test_a_forgotten_attempt_starts_anew(world):
+async def test_an_attempt_that_has_ended_is_refused_and_another_starts_anew(world):
     async with world(["one<|im_end|>", "two<|im_end|>"]) as w:
         await ask(w)
         w.gateway.forget("r", 1)
-        await ask(w, [*USER, {"role": "assistant", "content": "one"}, USER[0]])
-        assert w.calls[1].parent is None
+        again = [*USER, {"role": "assistant", "content": "one"}, USER[0]]
+        with pytest.raises(openai.PermissionDeniedError, match="attempt 1 of rollout r has ended"):
+            await ask(w, again)
+        await ask(w, again, key=w.key(attempt=2))
+        assert [(call.attempt, call.parent) for call in w.calls] == [(1, None), (2, None)]
+
+
+@pytest.mark.parametrize("choices", [1, 2])
+async def test_when_an_attempt_ends_what_it_asked_for_is_aborted_and_told_why(world, choices):
+    async with world(["Tom has 5 pens.<|im_end|>"] * 2) as w:
+        w.engine.hold()
+        asking = asyncio.ensure_future(ask(w, n=choices))
+        while len(w.engine.requests) < choices:
+            await asyncio.sleep(0)
+        await asyncio.to_thread(w.gateway.forget, "r", 1)
+        with pytest.raises(openai.PermissionDeniedError, match="attempt 1 of rollout r has ended"):
+            await asking
+        assert sorted(w.engine.aborted) == sorted(call.id for call in w.calls)
+        assert {call.finish_reason for call in w.calls} == {"abort"}
+
+
+async def test_when_an_attempt_ends_its_stream_ends_with_the_reason(world):
+    async with world(["Tom has 5 pens.<|im_end|>"]) as w:
+        w.engine.hold()
+        async with w.client() as client:
+            stream = await client.chat.completions.create(model="m", messages=USER, stream=True)
+            while not w.engine.requests:
+                await asyncio.sleep(0)
+            w.gateway.forget("r", 1)
+            with pytest.raises(openai.APIError, match="attempt 1 of rollout r has ended"):
+                async for _ in stream:
+                    pass
+        assert w.engine.aborted == [w.calls[0].id]
+
+
+async def test_an_attempt_that_ends_while_weights_change_waits_no_longer(world):
+    async with world([]) as w, w.gateway.hold():
+        asking = asyncio.ensure_future(ask(w))
+        while not w.gateway._attempts._by_key:
+            await asyncio.sleep(0)
+        w.gateway.forget("r", 1)
+        with pytest.raises(openai.PermissionDeniedError, match="has ended"):
+            await asking
 
 
 texts = st.text(

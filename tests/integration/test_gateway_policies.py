@@ -409,4 +409,6 @@ async def test_an_engine_that_fails_is_told_in_the_protocol_s_form(world, path, 
     assert response.status_code == (200 if stream else 500)
     assert "out of memory" in response.text
     assert "Traceback" not in response.text
-    assert world.records.calls[0].finish_reason == "abort"
+    (call,) = world.records.calls
+    assert (call.status, call.finish_reason, call.prompt_ids) == (500, "error", ())
+    assert "out of memory" in call.response["error"]

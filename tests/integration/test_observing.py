@@ -13,7 +13,7 @@ from starlette.routing import Route
 import fulmen
 from fulmen.runner.agents import parse_agent
 from fulmen.runner.pool import Pool
-from fulmen.schema.records import Outcome, Rollout, RolloutResult, Span, Task
+from fulmen.schema.records import Outcome, Retry, Rollout, RolloutResult, Span, Task
 from fulmen.server.http import Listening
 from fulmen.server.traces import traces_routes
 from fulmen.store.open import open_store
@@ -27,7 +27,8 @@ async def watch(folder, source: str, task: object = "x") -> tuple[RolloutResult,
     path.write_text(textwrap.dedent(source))
     store = open_store(folder / "run.db")
     try:
-        rollout = Rollout(id="r", task=Task(id="t", input=task), group="g", step=1, max_attempts=1)
+        once = Retry(attempts=1)
+        rollout = Rollout(id="r", task=Task(id="t", input=task), group="g", step=1, retry=once)
         await store.enqueue([rollout])
         agent = parse_agent(f"{path}:solve")
         async with Pool(store, agent, base_url="http://127.0.0.1:9", workers=1, trace=hints.append):
@@ -254,7 +255,7 @@ async def test_a_tracing_backend_gets_every_rollout_and_one_that_fails_is_told_o
 
 def rollout(name: str) -> Rollout:
     task = Task(id=name, input={"n": name})
-    return Rollout(id=name, task=task, group="g", step=1, deadline_s=60, max_attempts=1)
+    return Rollout(id=name, task=task, group="g", step=1, deadline_s=60, retry=Retry(attempts=1))
 
 
 def finished(name: str) -> RolloutResult:

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from fulmen.runner.agents import check_agent, load_function, parse_agent
 from fulmen.runner.pool import Pool
 from fulmen.schema.errors import AgentError
-from fulmen.schema.records import Rollout, RolloutResult, Task
+from fulmen.schema.records import Retry, Rollout, RolloutResult, Task
 from fulmen.server.http import Listening
 from fulmen.store.open import open_store
 
@@ -63,7 +63,7 @@ def rollout(number: int, **changes: Any) -> Rollout:
         "group": "g",
         "step": 1,
         "deadline_s": 30.0,
-        "max_attempts": 1,
+        "retry": Retry(attempts=1),
     }
     return Rollout(id=f"r{number}", **(values | changes))
 
@@ -290,14 +290,15 @@ async def test_an_agent_that_kills_its_process_is_infrastructure_and_tried_again
                 os._exit(7)
             return "second try"
     """
-    outcome = await outcome_of(tmp_path, body, max_attempts=2)
+    outcome = await outcome_of(tmp_path, body, retry=Retry(attempts=2))
     assert outcome.output == "second try"
 
 
 async def test_a_process_that_dies_again_and_again_is_an_error_not_an_endless_loop(tmp_path):
     agent = write_agent(tmp_path, "import os\ndef solve(task):\n    os._exit(7)\n")
+    asked = [rollout(n, retry=Retry(attempts=9)) for n in range(3)]
     with pytest.raises(AgentError, match=r"ended its process 5 times in a row .*exit status 7"):
-        await run(tmp_path, agent + ":solve", [rollout(n, max_attempts=9) for n in range(3)])
+        await run(tmp_path, agent + ":solve", asked)
 
 
 @pytest.mark.parametrize(

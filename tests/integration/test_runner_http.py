@@ -15,7 +15,7 @@ from starlette.routing import Route
 from fulmen.runner.agents import check_agent, parse_agent
 from fulmen.runner.pool import Pool
 from fulmen.schema.errors import AgentError
-from fulmen.schema.records import Outcome, Rollout, RolloutResult, Task
+from fulmen.schema.records import Outcome, Retry, Rollout, RolloutResult, Task
 from fulmen.server.http import Listening
 from fulmen.store.open import open_store
 
@@ -74,7 +74,7 @@ async def run(folder: Path, url: str, *tasks: Any, **changes: Any) -> list[Rollo
             task=Task(id=str(number), input=task),
             group="g",
             step=1,
-            **{"deadline_s": 30.0, "max_attempts": 1, **changes},
+            **{"deadline_s": 30.0, "retry": Retry(attempts=1), **changes},
         )
         for number, task in enumerate(tasks)
     ]
@@ -142,7 +142,7 @@ async def test_what_it_answers_decides_how_the_attempt_ended(
 
 async def test_a_server_s_own_failure_is_tried_again(tmp_path, agent):
     server, url = agent
-    (result,) = await run(tmp_path, url, {"status": 500, "text": ""}, max_attempts=3)
+    (result,) = await run(tmp_path, url, {"status": 500, "text": ""}, retry=Retry(attempts=3))
     assert (result.attempt, len(server.asked)) == (3, 3)
     assert result.outcome.failure == "infrastructure"
 

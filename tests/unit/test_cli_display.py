@@ -5,9 +5,10 @@ import json
 import re
 
 import pytest
+from msgspec import structs
 from rich.console import Console
 
-from fulmen.cli.console import JsonDisplay, LiveDisplay, PlainDisplay, metrics_line
+from fulmen.cli.console import JsonDisplay, LiveDisplay, PlainDisplay, event_line, metrics_line
 from fulmen.cli.plot import plot, sparkline
 from fulmen.cli.report import closing_lines, final_report
 from fulmen.schema.config import make_config
@@ -85,6 +86,17 @@ def test_rollouts_that_dynamic_sampling_left_out_are_shown_where_there_are_any()
     assert metrics_line(METRICS | counts) == "signal 50%  s 2.0"
     counts["collect/left_out"] = 16.0
     assert metrics_line(METRICS | counts) == "left out 16 of 40  signal 50%  s 2.0"
+
+
+def test_what_was_excluded_is_shown_with_its_reasons():
+    counts = {"collect/rollouts": 40.0, "collect/excluded": 3.0}
+    counts |= {"excluded/agent": 1.0, "excluded/timeout": 2.0}
+    assert metrics_line(METRICS | counts) == "excluded 3 (2 timeout, 1 agent)  signal 50%  s 2.0"
+    done = structs.replace(AFTER, excluded=2, reasons={"infrastructure": 2})
+    assert event_line(done) == (
+        "held out after step 20, greedy: 0.800 (0.700 – 0.900) in 0.0 s; "
+        "2 excluded: 2 infrastructure"
+    )
 
 
 def test_plain_output_tells_progress_only_now_and_then():

@@ -3,10 +3,12 @@
 import asyncio
 
 import pytest
+from msgspec import structs
 
 from fulmen.gateway.attempt import Asked, Attempt, Attempts
 from fulmen.gateway.errors import RequestRefused
 from fulmen.gateway.gate import Gate, patience
+from fulmen.schema.errors import LeaseLost
 from fulmen.schema.keys import KeyClaims
 
 
@@ -51,12 +53,54 @@ def test_a_retry_of_something_that_never_arrived_is_a_first_request():
     assert Attempt().retried(b"body") is None
 
 
-def test_an_attempt_that_ended_is_forgotten():
+def test_an_attempt_that_ended_is_forgotten_and_may_not_ask_again():
     attempts, claims = Attempts(), KeyClaims(rollout_id="r", attempt=1, expires=0)
     first = attempts.of(claims)
     assert attempts.of(claims) is first
-    attempts.forget("r", 1)
-    assert attempts.of(claims) is not first
+    attempts.end("r", 1)
+    with pytest.raises(LeaseLost, match="attempt 1 of rollout r has ended"):
+        attempts.of(claims)
+    assert attempts.of(structs.replace(claims, attempt=2)) is not first
+
+
+async def test_what_an_attempt_is_asking_for_is_cancelled_from_any_thread_when_it_ends():
+    attempt, begun = Attempt("attempt 1 of rollout r"), asyncio.Event()
+
+    async def ask() -> None:
+        with attempt.asking():
+            begun.set()
+            await asyncio.Event().wait()
+
+    asking = asyncio.create_task(ask())
+    await begun.wait()
+    await asyncio.to_thread(attempt.end)
+    with pytest.raises(LeaseLost, match="attempt 1 of rollout r has ended"):
+        await asking
+    with pytest.raises(LeaseLost), attempt.asking():
+        pytest.fail("it has ended")
+
+
+async def test_a_task_that_has_stopped_asking_is_left_alone_when_the_attempt_ends():
+    attempt = Attempt()
+    with attempt.asking():
+        attempt.end()
+        assert attempt.ended
+    await asyncio.sleep(0)  # what was to cancel this task comes too late
+
+
+async def test_a_client_that_hangs_up_is_no_end_of_its_attempt():
+    attempt, begun = Attempt(), asyncio.Event()
+
+    async def ask() -> None:
+        with attempt.asking():
+            begun.set()
+            await asyncio.Event().wait()
+
+    asking = asyncio.create_task(ask())
+    await begun.wait()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
 
 
 async def test_two_holds_that_overlap_both_hold():

@@ -25,7 +25,7 @@ from fulmen.schema.codec import (
 )
 from fulmen.schema.errors import DataError, FulmenError, LeaseLost
 from fulmen.schema.keys import KeyClaims, KeyRefused, mint_key, read_key
-from fulmen.schema.records import Call, Outcome, Record, Rollout, Sampling, Task, VersionSpan
+from fulmen.schema.records import Call, Outcome, Record, Retry, Rollout, Sampling, Task, VersionSpan
 
 SECRET = b"a secret of the server"
 CLAIMS = KeyClaims(rollout_id="r1", attempt=2, expires=1000.0, seed=7)
@@ -253,9 +253,9 @@ def test_every_error_crosses_a_process_boundary_whole():
 
 def test_a_rollout_asks_for_what_its_documentation_says():
     rollout = Rollout(id="r", task=Task(id="t", input=1), group="g", step=1)
-    assert (rollout.split, rollout.seed, rollout.deadline_s, rollout.max_attempts) == (
+    assert (rollout.split, rollout.seed, rollout.deadline_s, rollout.retry) == (
         "train",
         0,
         300.0,
-        3,
+        Retry(on=("infrastructure", "timeout"), attempts=3, pause_s=0.0, longest_pause_s=60.0),
     )

@@ -15,7 +15,7 @@ from fulmen.schema.records import Call, Outcome, Rollout, RolloutResult, Task, V
 from fulmen.schema.training import TrainConfig
 from fulmen.trainer.folder import open_folder
 from fulmen.trainer.grading import AgentErrors, Graded, check_grader, grade
-from fulmen.trainer.health import refuse_hopeless, step_notes
+from fulmen.trainer.health import failure_notes, refuse_hopeless, step_notes
 from fulmen.trainer.rollouts import eval_rollouts, train_rollouts
 from fulmen.trainer.statistics import mean_interval, rollout_metrics
 from fulmen.trainer.tasks import read_tasks, task_order
@@ -282,6 +282,38 @@ def test_exclusions_are_counted_by_reason_and_not_in_the_mean():
     assert metrics["reward/mean"] == 1.0
     assert metrics["collect/excluded"] == 2
     assert metrics["excluded/timeout"] == metrics["excluded/not_applicable"] == 1
+
+
+def test_what_takes_no_part_is_told_with_reasons_and_the_most_frequent_error():
+    late = result(failure="timeout", error="stopped after 300 s")
+    items = [Graded(result("x"), 1.0)] * 36 + [
+        Graded(late, None, excluded="timeout"),
+        Graded(late, None, excluded="timeout"),
+        Graded(result(failure="infrastructure", error="lost"), None, excluded="infrastructure"),
+        Graded(result("x"), None, excluded="not_applicable"),
+    ]
+    (note,) = failure_notes(items)
+    assert (note.level, note.code) == ("info", "excluded")
+    assert note.text == (
+        "4 of 40 rollouts take no part: 2 timeout, 1 infrastructure, 1 not_applicable; "
+        "2 × 'stopped after 300 s'"
+    )
+    (alarm,) = failure_notes(items[-5:])
+    assert alarm.level == "warning"
+    assert not list(failure_notes(items[:36]))
+
+
+def test_an_agent_that_fails_often_is_told_with_its_error():
+    failed = Graded(result(failure="agent", error="KeyError: 'x'"), 0.0, "failure")
+    (note,) = failure_notes([failed, Graded(result("x"), 1.0)])
+    assert note.text == "the agent failed in 1 of 2 rollouts; \"KeyError: 'x'\""
+
+
+def test_a_run_none_of_whose_first_rollouts_came_to_an_end_is_stopped_with_the_reason():
+    lost = Graded(result(failure="timeout", error="stopped after 1 s"), None, excluded="timeout")
+    with pytest.raises(AgentError, match="none of 2 rollouts came to an end: 2 timeout; 2 × 'stop"):
+        refuse_hopeless([lost, lost])
+    refuse_hopeless([lost, Graded(result("2", calls=(chat_call(),)), 1.0)])
 
 
 def test_calls_that_drifted_or_were_never_received_are_counted_by_their_kind():

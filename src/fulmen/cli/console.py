@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fulmen.cli.plot import sparkline
-from fulmen.cli.report import interval
+from fulmen.cli.report import excluded_in_words, interval
 from fulmen.trainer.events import (
     EvalDone,
     Event,
@@ -24,6 +24,7 @@ from fulmen.trainer.events import (
     RunStarted,
     StepDone,
 )
+from fulmen.trainer.health import reasons_in_words
 
 _PHASES = {"eval": "evaluate", "collect": "collect", "learn": "learn", "save": "save"}
 _PLAIN_EVERY_S = 10.0
@@ -219,7 +220,7 @@ def event_line(event: Event) -> str | None:
         case EvalDone():
             return (
                 f"held out after step {event.step}, {event.mode}: {interval(event)} "
-                f"in {event.seconds:.1f} s"
+                f"in {event.seconds:.1f} s{excluded_in_words(event)}"
             )
         case _:
             return None
@@ -236,6 +237,10 @@ def metrics_line(metrics: dict[str, float]) -> str:
         ("s", "time/step_s", "{:.1f}"),
     )
     line = [f"{name} {form.format(metrics[key])}" for name, key, form in shown if key in metrics]
+    if excluded := metrics.get("collect/excluded"):
+        begin = "excluded/"
+        reasons = {k.removeprefix(begin): v for k, v in metrics.items() if k.startswith(begin)}
+        line.insert(0, f"excluded {excluded:.0f} ({reasons_in_words(reasons)})")
     if left_out := metrics.get("collect/left_out"):
         line.insert(0, f"left out {left_out:.0f} of {metrics['collect/rollouts']:.0f}")
     return "  ".join(line)

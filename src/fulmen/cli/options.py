@@ -76,8 +76,9 @@ def settings_options(kind: type[Settings]) -> list[click.Parameter]:
 def _option(name: str, field: FieldInfo, *, hidden: bool) -> click.Option:
     flag = "--" + name.replace("_", "-")
     text = " ".join((field.description or "").replace("`", "").split())
-    if field.default not in (None, ..., {}) and not field.is_required():
-        text += f" [default: {field.default}]"
+    if field.default not in (None, ..., {}, ()) and not field.is_required():
+        many = isinstance(field.default, tuple)
+        text += f" [default: {','.join(field.default) if many else field.default}]"
     repeated = next((mark for mark in field.metadata if isinstance(mark, Repeated)), None)
     if repeated is not None:
         many = [f"--{repeated.flag}", name]

@@ -12,6 +12,7 @@ from rich.text import Text
 from fulmen.cli.plot import plot
 from fulmen.schema.training import TrainConfig
 from fulmen.trainer.events import EvalDone, RunFinished, Sample
+from fulmen.trainer.health import reasons_in_words
 
 _SHORT = 160
 """Characters of a task or an answer that are shown."""
@@ -66,6 +67,11 @@ def interval(done: EvalDone) -> str:
     return f"{done.reward:.3f} [{done.low:.3f} – {done.high:.3f}]".replace("[", "(").replace(
         "]", ")"
     )
+
+
+def excluded_in_words(done: EvalDone) -> str:
+    """What took no part, and why, as the end of a sentence; empty if all did."""
+    return f"; {done.excluded} excluded: {reasons_in_words(done.reasons)}" if done.excluded else ""
 
 
 def sample_table(samples: Sequence[Sample]) -> Table:
@@ -137,8 +143,7 @@ def print_eval(
 ) -> None:
     """The result of `fulmen eval`."""
     console.print(f"{done.mode}: mean reward {interval(done)}, success {done.success:.1%}")
-    left_out = f"; {done.excluded} left out" if done.excluded else ""
-    console.print(f"{done.rollouts} rollouts in {done.seconds:.1f} s{left_out}")
+    console.print(f"{done.rollouts} rollouts in {done.seconds:.1f} s{excluded_in_words(done)}")
     for title, style, samples in (("won", "green", won), ("lost", "red", lost)):
         if samples:
             console.print(Text(f"\n{title}", style=f"bold {style}"))

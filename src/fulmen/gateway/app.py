@@ -70,8 +70,9 @@ class Gateway:
         ]
 
     def forget(self, rollout_id: str, attempt: int) -> None:
-        """Drop what is remembered of an attempt that has ended."""
-        self._attempts.forget(rollout_id, attempt)
+        """An attempt has ended: what it is asking for is stopped at the next token, what it asks
+        from now on is refused, and what was remembered of it is dropped. From any thread."""
+        self._attempts.end(rollout_id, attempt)
 
     def hold(self) -> AbstractAsyncContextManager[None]:
         """New requests wait while the context is open; nobody sees an error."""
@@ -106,9 +107,11 @@ class Gateway:
 
     async def _serve(self, endpoint: Endpoint, request: Request, claims: KeyClaims) -> Response:
         body = await read_body(request)
-        arrival = arrival_of(request.headers, claims, self._attempts.of(claims).next_index())
+        attempt = self._attempts.of(claims)
+        arrival = arrival_of(request.headers, claims, attempt.next_index())
         try:
-            return await self._answer(endpoint, request, body, arrival)
+            with attempt.asking():
+                return await self._answer(endpoint, request, body, arrival, attempt)
         except RequestRefused as refusal:
             if refusal.status != 503:  # held too long: the client comes again
                 call = arrival.call(
@@ -122,10 +125,14 @@ class Gateway:
             raise
 
     async def _answer(
-        self, endpoint: Endpoint, request: Request, body: ReadBody, arrival: Arrival
+        self,
+        endpoint: Endpoint,
+        request: Request,
+        body: ReadBody,
+        arrival: Arrival,
+        attempt: Attempt,
     ) -> Response:
         claims, agent = arrival.claims, arrival.agent
-        attempt = self._attempts.of(claims)
         name = body.value.get("model") if isinstance(body.value, dict) else None
         if (external := self._models.external(name, agent)) is not None:
             return await self._forwarding.forward(

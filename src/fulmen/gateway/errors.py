@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import orjson
 from starlette.responses import Response
 
-from fulmen.schema.errors import FulmenError
+from fulmen.schema.errors import FulmenError, LeaseLost
 from fulmen.schema.records import JSON
 
 
@@ -44,7 +44,9 @@ def json_response(
 
 def server_failed(error: FulmenError) -> RequestRefused:
     """The engine's or the store's failure, told to the client: it may try again, the rollout
-    will."""
+    will. One whose attempt has ended may not."""
+    if isinstance(error, LeaseLost):
+        return RequestRefused(str(error), status=403, code="attempt_ended")
     return RequestRefused(str(error), status=500, retry_after_s=1)
 
 

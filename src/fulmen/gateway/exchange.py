@@ -17,7 +17,7 @@ from fulmen.gateway.errors import RequestRefused
 from fulmen.gateway.render import Answer, ChatRenderer, Message
 from fulmen.gateway.request import ModelRequest
 from fulmen.schema.codec import pack_tokens
-from fulmen.schema.errors import GrammarError
+from fulmen.schema.errors import ContextOverflow, EngineError, GrammarError
 from fulmen.schema.records import JSON, Call, Sampling
 
 
@@ -93,6 +93,7 @@ class Exchange:
             Choice(ids.call_id(prefix, self.key, place), self.prompts[place // request.n])
             for place in range(len(self.prompts) * request.n)
         ]
+        self._failure: EngineError | None = None
         self._max_tokens = [self._fit(prompt) for prompt in self.prompts]
         self._grammar = self._form()
         digests = tuple(digest(pack_tokens(prompt.ids)) for prompt in self.prompts)
@@ -150,7 +151,8 @@ class Exchange:
         running = len(tasks)
         try:
             while running:
-                piece = await pieces.get()
+                with self.attempt.asking():
+                    piece = await pieces.get()
                 if piece is None:
                     running -= 1
                 else:
@@ -202,6 +204,10 @@ class Exchange:
                         completion.stopped_at = text.stopped_at
                         completion.finish_reason = "stop"
                         break
+        except EngineError as error:
+            if not isinstance(error, ContextOverflow):
+                self._failure = error
+            raise
         finally:
             emit(None)
 
@@ -245,6 +251,8 @@ class Exchange:
         conversation.add(served, request.messages, message, request.tools, request.template_options)
 
     def _calls(self) -> list[Call]:
+        if self._failure is not None:
+            return [self._failed(choice, self._failure) for choice in self.choices]
         ended = time.time()
         return [
             Call(
@@ -275,6 +283,17 @@ class Exchange:
             )
             for place, choice in enumerate(self.choices)
         ]
+
+    def _failed(self, choice: Choice, error: EngineError) -> Call:
+        """The record of a request that the engine failed in: its agent is not to blame."""
+        return self._arrival.call(
+            choice.call_id,
+            self.request.protocol,
+            request=dict(self.request.body),
+            response={"error": str(error)},
+            status=500,
+            policy=self._policy.name,
+        )
 
     def _fit(self, prompt: Prompt) -> int:
         """Tokens that may be sampled: what was asked, what is allowed, and what fits."""

@@ -2,13 +2,13 @@
 
 import asyncio
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 
 from fulmen.gateway.app import Gateway
 from fulmen.launch.others import read_others, served_models
 from fulmen.launch.policy import main_source, serve_policy
+from fulmen.schema.clock import steady_time
 from fulmen.schema.config import ServeConfig
 from fulmen.schema.keys import KeyClaims, mint_key
 from fulmen.schema.records import Call
@@ -43,7 +43,7 @@ async def _serve(config: ServeConfig, ready: Callable[[str, str], None]) -> None
     policy = serve_policy(main_source(config.model), config)
     secret = secrets.token_bytes(32)
     claims = KeyClaims(
-        rollout_id="guest", attempt=1, expires=time.time() + _KEY_LIFE_S, trained=False
+        rollout_id="guest", attempt=1, expires=steady_time() + _KEY_LIFE_S, trained=False
     )
     try:
         async with served_models([policy], others, config) as models:

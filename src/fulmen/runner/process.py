@@ -7,11 +7,13 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from fulmen.runner.wire import (
     MOST_BYTES,
     Ended,
+    Freed,
     FromWorker,
     Hint,
     Ready,
@@ -27,8 +29,18 @@ from fulmen.schema.errors import AgentError
 from fulmen.schema.records import Lease, Outcome
 from fulmen.schema.role_keys import KEY_VARIABLE
 
-Ending = Callable[[Lease, Outcome], Awaitable[None]]
 Observation: TypeAlias = Seen | Rewarded | Hint
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What is told of a process while it works."""
+
+    ended: Callable[[Lease, Outcome], None]
+    """Of every attempt, whichever way it ends, after everything that was observed of it."""
+    observed: Callable[[Observation], Awaitable[None]]
+    retired: Callable[[], None]
+    """It takes no more attempts, and ends after the last that it has."""
 
 
 _OF_TORCHRUN = (
@@ -57,23 +69,30 @@ def _for_agents(environment: Mapping[str, str]) -> dict[str, str]:
 class WorkerProcess:
     """One process and the attempts it is running."""
 
-    def __init__(
-        self, setup: Setup, ended: Ending, observed: Callable[[Observation], Awaitable[None]]
-    ) -> None:
-        """`ended` is awaited for every attempt, whichever way it ends, after everything that was
-        observed of it."""
+    def __init__(self, setup: Setup, hooks: Hooks) -> None:
+        """Starts nothing yet."""
         self.running: dict[int, Lease] = {}
         self.finished = 0
         """Attempts that came to an end of their own in this process."""
+        self.retired = False
+        """Threads in it go on that should have stopped."""
+        self.killed = False
+        """By us, and not by what the agent did."""
+        self._gone = False
+        self._stuck: set[int] = set()
         self._setup = setup
-        self._ended = ended
-        self._observed = observed
+        self._hooks = hooks
         self._connections: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         """Orders out, reports in; whole, because a writer that nobody keeps closes its socket."""
         self._next_ticket = 0
         self._verdicts: dict[int, Outcome] = {}
         """Outcomes decided here for attempts that are being stopped."""
         self._timers: dict[int, list[asyncio.TimerHandle]] = {}
+
+    @property
+    def takes(self) -> bool:
+        """Whether it may be given attempts."""
+        return not (self._gone or self.retired or self.killed)
 
     @property
     def _orders(self) -> asyncio.StreamWriter:
@@ -99,7 +118,7 @@ class WorkerProcess:
             send(self._orders, self._setup)
             report = await receive_report(self._reports)
             while isinstance(report, Hint):  # of what the agent imports
-                await self._observed(report)
+                await self._hooks.observed(report)
                 report = await receive_report(self._reports)
             if not isinstance(report, Ready) or report.error:
                 raise self._refusal(report, await self._process.wait())
@@ -136,18 +155,26 @@ class WorkerProcess:
         while (report := await receive_report(self._reports)) is not None:
             if isinstance(report, Ended):
                 self.finished += 1
-                await self._settle(report.ticket, report.outcome)
+                if not report.stopped:  # it had ended when it was to be stopped
+                    self._verdicts.pop(report.ticket, None)
+                self._settle(report.ticket, report.outcome)
+                if report.stuck:
+                    self._stuck.add(report.ticket)
+                    asyncio.get_running_loop().call_later(STOP_GRACE_S, self._retire)
+            elif isinstance(report, Freed):
+                self._stuck.discard(report.ticket)
             elif not isinstance(report, Ready):
-                await self._observed(report)
+                await self._hooks.observed(report)
+        self._gone = True  # and from here on it is given nothing that would be forgotten
         how = _how(await self._process.wait())
         for ticket in list(self.running):
             lost = Outcome(failure="infrastructure", error=f"the worker process ended ({how})")
-            await self._settle(ticket, lost)
+            self._settle(ticket, lost)
         self._close()
         return how
 
-    def run(self, lease: Lease) -> None:
-        """Start an attempt, to be stopped when its deadline is over."""
+    def run(self, lease: Lease) -> int:
+        """Start an attempt, to be stopped when its deadline is over; returns its ticket."""
         ticket = self._next_ticket
         self._next_ticket += 1
         self.running[ticket] = lease
@@ -163,21 +190,35 @@ class WorkerProcess:
         send(self._orders, order)
         late = Outcome(failure="timeout", error=f"stopped after {rollout.deadline_s:g} s")
         self._later(ticket, rollout.deadline_s, self.stop, ticket, late)
+        return ticket
 
     def stop(self, ticket: int, verdict: Outcome) -> None:
         """End an attempt with a verdict; if it does not yield, end the process under it."""
         if ticket in self.running and ticket not in self._verdicts:
             self._verdicts[ticket] = verdict
             send(self._orders, Stop(ticket=ticket))
-            self._later(ticket, _STOP_GRACE_S, self.kill)
+            self._later(ticket, STOP_GRACE_S, self.kill)
 
     def kill(self) -> None:
         """End the process at once, with whatever it started in its group."""
+        self.killed = True
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
+    def _retire(self) -> None:
+        """A thread did not stop: what else runs here comes to its end, and then the process."""
+        if self._stuck and not self.retired and not self._gone:
+            self.retired = True
+            self._hooks.retired()
+            self._end_if_idle()
+
+    def _end_if_idle(self) -> None:
+        if self.retired and not self.running and not self._gone:
+            self.kill()
+
     async def close(self) -> None:
         """Let the process end, and see that it does."""
+        self._gone = True
         self._close()
         try:
             await asyncio.wait_for(self._process.wait(), _CLOSE_GRACE_S)
@@ -189,7 +230,7 @@ class WorkerProcess:
         for _, writer in self._connections:
             writer.close()
 
-    async def _settle(self, ticket: int, outcome: Outcome) -> None:
+    def _settle(self, ticket: int, outcome: Outcome) -> None:
         lease = self.running.pop(ticket, None)
         for timer in self._timers.pop(ticket, []):
             timer.cancel()
@@ -197,7 +238,8 @@ class WorkerProcess:
         if lease is not None:
             if verdict is not None:
                 outcome = Outcome(failure=verdict.failure, error=verdict.error, log=outcome.log)
-            await self._ended(lease, outcome)
+            self._hooks.ended(lease, outcome)
+        self._end_if_idle()
 
     def _refusal(self, report: FromWorker | None, code: int) -> AgentError:
         """Why the agent cannot be run."""
@@ -213,7 +255,7 @@ class WorkerProcess:
         self._timers.setdefault(ticket, []).append(timer)
 
 
-_STOP_GRACE_S = 3.0
+STOP_GRACE_S = 3.0
 """An attempt that is told to stop has so long before its process is killed under it."""
 _CLOSE_GRACE_S = 5.0
 

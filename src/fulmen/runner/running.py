@@ -9,7 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -24,7 +24,19 @@ _GRACE_S = 1.0
 """Between asking a command to end and making it end."""
 _PR_SET_PDEATHSIG = 1
 
+_OTHERS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""Signals that come from somebody else: a system without memory, a machine that shuts down."""
+
 Runner = Callable[[Start], Awaitable[Outcome]]
+
+
+class StillRunning(asyncio.CancelledError):
+    """An attempt was stopped, but the thread that it is in cannot be."""
+
+    def __init__(self, thread: "Future[object]") -> None:
+        """`thread` is done when the thread is."""
+        super().__init__()
+        self.thread = thread
 
 
 def environment(gateway: str, key: str) -> dict[str, str]:
@@ -55,7 +67,8 @@ def function_runner(function: Callable[[JSON], Any], capacity: int) -> Runner:
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__
     )
-    threads = None if is_async else ThreadPoolExecutor(capacity, thread_name_prefix="agent")
+    # Twice as many as can be asked for: threads of stopped attempts may go on for a while.
+    threads = None if is_async else ThreadPoolExecutor(2 * capacity, thread_name_prefix="agent")
 
     async def run(start: Start) -> Outcome:
         log = Log()
@@ -65,8 +78,7 @@ def function_runner(function: Callable[[JSON], Any], capacity: int) -> Runner:
             if threads is None:
                 output = await function(start.input)
             else:
-                loop = asyncio.get_running_loop()
-                output = await loop.run_in_executor(threads, _shielded, function, start.input)
+                output = await _in_thread(threads.submit(_shielded, function, start.input))
                 if isinstance(output, _Raised):
                     raise output.error
             return Outcome(output=jsonable(output), log=log.text)
@@ -78,6 +90,17 @@ def function_runner(function: Callable[[JSON], Any], capacity: int) -> Runner:
             return Outcome(failure="agent", error=describe(error), log=log.text)
 
     return run
+
+
+async def _in_thread(work: "Future[object]") -> object:
+    """The result of the work. Raises StillRunning if it is stopped, and does not end at once."""
+    try:
+        return await asyncio.wrap_future(work)
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task and task.cancelling() and not work.cancel() and not work.done():
+            raise StillRunning(work) from None
+        raise
 
 
 class _Raised:
@@ -144,11 +167,13 @@ def command_runner(command: str, gateway: str) -> Runner:
         log = errors.decode(errors="replace")[-MOST_CHARACTERS:]
         if process.returncode == 0:
             return Outcome(output=output, log=log)
-        code = process.returncode
-        how = f"exit status {code}" if code and code > 0 else f"signal {-(code or 0)}"
+        code = process.returncode or 0
+        # A shell tells by a status above 128 which signal has ended what it ran.
+        by_others = -code in _OTHERS or code - 128 in _OTHERS
+        how = f"exit status {code}" if code > 0 else f"signal {-code}"
         last = next((line for line in reversed(log.splitlines()) if line.strip()), "")
         return Outcome(
-            failure="agent",
+            failure="infrastructure" if by_others else "agent",
             error=f"the command ended with {how}: {last.strip()[:300]}",
             output=output,
             log=log,

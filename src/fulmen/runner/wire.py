@@ -81,10 +81,20 @@ class Ended(Record, frozen=True, kw_only=True, tag="ended"):
 
     ticket: int
     outcome: Outcome
+    stopped: bool = False
+    """Not by itself, but after it was told to."""
+    stuck: bool = False
+    """Its thread goes on all the same, until `Freed` is told."""
+
+
+class Freed(Record, frozen=True, kw_only=True, tag="freed"):
+    """A thread that had gone on after the end of its attempt has come to its own."""
+
+    ticket: int
 
 
 ToWorker: TypeAlias = Setup | Start | Stop
-FromWorker: TypeAlias = Ready | Seen | Rewarded | Hint | Ended
+FromWorker: TypeAlias = Ready | Seen | Rewarded | Hint | Ended | Freed
 
 # JSON, because tasks and answers are: msgpack has no integers beyond 64 bits.
 _ENCODER = msgspec.json.Encoder()

@@ -6,18 +6,22 @@ descriptors. It stays small: nothing of the learner, the engine or the store is 
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import socket
 import sys
+from collections.abc import Coroutine
+from concurrent.futures import Future
 
 from fulmen.runner import attribution, capture
 from fulmen.runner.agents import check_one_argument, load_function
 from fulmen.runner.observing import observed
-from fulmen.runner.running import Runner, command_runner, environment, function_runner
+from fulmen.runner.running import Runner, StillRunning, command_runner, environment, function_runner
 from fulmen.runner.wire import (
     MOST_BYTES,
     Ended,
+    Freed,
     Hint,
     Ready,
     Reports,
@@ -45,19 +49,15 @@ async def serve(orders: asyncio.StreamReader, reports: Reports) -> None:
         reports.send(Ready(error=str(error)))
         return
     reports.send(Ready())
-    tasks: dict[int, asyncio.Task[None]] = {}
+    attempts = _Attempts(run, reports)
     while (order := await receive_order(orders)) is not None:
         if isinstance(order, Start):
             if setup.capacity == 1:
                 os.environ.update(environment(setup.gateway, order.key))
-            task = asyncio.create_task(_attempt(run, order, reports))
-            tasks[order.ticket] = task
-            task.add_done_callback(lambda _, ticket=order.ticket: tasks.pop(ticket, None))
-        elif isinstance(order, Stop) and order.ticket in tasks:
-            tasks[order.ticket].cancel()
-    for task in tasks.values():
-        task.cancel()
-    await asyncio.wait([*tasks.values(), asyncio.create_task(asyncio.sleep(0))], timeout=3)
+            attempts.start(order)
+        elif isinstance(order, Stop):
+            attempts.stop(order.ticket)
+    await attempts.close()
 
 
 def _prepare(setup: Setup, reports: Reports) -> Runner:
@@ -78,19 +78,66 @@ def _prepare(setup: Setup, reports: Reports) -> Runner:
     return observed(function_runner(function, setup.capacity), reports, spans)
 
 
-async def _attempt(run: Runner, start: Start, reports: Reports) -> None:
-    try:
-        outcome = await run(start)
-    except asyncio.CancelledError:
-        outcome = Outcome(failure="cancelled", error="stopped")
-    except Exception as error:
-        # Not the agent's doing: it could not even be started.
-        outcome = Outcome(failure="infrastructure", error=f"{type(error).__name__}: {error}")
-    try:
-        reports.send(Ended(ticket=start.ticket, outcome=outcome))
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        lost = Outcome(failure="agent", error=f"its outcome cannot be written as JSON ({error!r})")
-        reports.send(Ended(ticket=start.ticket, outcome=lost))
+class _Attempts:
+    """Those under way. Of each that was started an end is reported, whatever happens to it."""
+
+    def __init__(self, run: Runner, reports: Reports) -> None:
+        self._run, self._reports = run, reports
+        self._tasks: dict[int, asyncio.Task[Outcome]] = {}
+        self._stopped: set[int] = set()
+        self._stuck: dict[int, Future[object]] = {}
+        """Threads that go on after the end of their attempt."""
+
+    def start(self, order: Start) -> None:
+        """Begin one."""
+        task = asyncio.create_task(self._attempt(order))
+        self._tasks[order.ticket] = task
+        # Told when the task is done, not in it: one that is stopped at once never begins.
+        task.add_done_callback(functools.partial(self._ended, order.ticket))
+
+    def stop(self, ticket: int) -> None:
+        """End one that may have ended by itself."""
+        if ticket in self._tasks:
+            self._stopped.add(ticket)
+            self._tasks[ticket].cancel()
+
+    async def close(self) -> None:
+        """End all, within a few seconds."""
+        for ticket in self._tasks:
+            self.stop(ticket)
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=3)
+
+    async def _attempt(self, order: Start) -> Outcome:
+        try:
+            return await self._run(order)
+        except StillRunning as stuck:
+            self._stuck[order.ticket] = stuck.thread
+            raise
+        except Exception as error:
+            # Not the agent's doing: it could not even be started.
+            return Outcome(failure="infrastructure", error=f"{type(error).__name__}: {error}")
+
+    def _ended(self, ticket: int, task: asyncio.Task[Outcome]) -> None:
+        del self._tasks[ticket]
+        stopped = ticket in self._stopped
+        self._stopped.discard(ticket)
+        if not task.cancelled():
+            outcome = task.result()
+        elif stopped:
+            outcome = Outcome(failure="cancelled", error="stopped")
+        else:
+            outcome = Outcome(failure="agent", error="CancelledError: it cancelled its own task")
+        stuck = self._stuck.pop(ticket, None)
+        report = Ended(ticket=ticket, outcome=outcome, stopped=stopped, stuck=stuck is not None)
+        try:
+            self._reports.send(report)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            why = f"its outcome cannot be written as JSON ({error!r})"
+            lost = Outcome(failure="agent", error=why)
+            self._reports.send(Ended(ticket=ticket, outcome=lost, stopped=stopped))
+        if stuck is not None:
+            stuck.add_done_callback(lambda _: self._reports.send(Freed(ticket=ticket)))
 
 
 async def _main(orders: int, reports: int) -> None:
@@ -108,9 +155,24 @@ def main() -> None:
     """Entry point of the process."""
     # Ctrl-C reaches every process of the terminal; the pool decides when its workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    asyncio.run(_main(int(sys.argv[1]), int(sys.argv[2])))
+    try:
+        _run_through(_main(int(sys.argv[1]), int(sys.argv[2])))
+    except BaseException:
+        os._exit(1)
     # An agent's threads cannot be stopped, and would keep the process for ever.
     os._exit(0)
+
+
+def _run_through(work: Coroutine[None, None, None]) -> None:
+    """As `asyncio.run` does; but what wants to end the process in some task of an agent's ends that
+    task, and those that wait for it, and nobody else."""
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        task = loop.create_task(work)
+        while not task.done():
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                loop.run_until_complete(task)
+        task.result()
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from pydantic import (
 
 from fulmen.schema.errors import ConfigError
 from fulmen.schema.place import checked_url, without_password
+from fulmen.schema.records import LONGEST_PAUSE_S, RetriedFailure
 
 
 class _Common:
@@ -103,6 +104,21 @@ Policies = Annotated[
 """Agents to the model of their own."""
 
 
+def words(value: object) -> object:
+    """`"q_proj,v_proj"` of the command line as the tuple of TOML and Python.
+
+    >>> words("q_proj, v_proj")
+    ('q_proj', 'v_proj')
+    """
+    if not isinstance(value, str):
+        return value
+    return tuple(word.strip() for word in value.split(",") if word.strip())
+
+
+RetryOn = Annotated[tuple[RetriedFailure, ...], BeforeValidator(words)]
+"""Failures that another attempt follows."""
+
+
 StoreUrl = Annotated[
     str, AfterValidator(checked_url), PlainSerializer(without_password, when_used="json")
 ]
@@ -142,7 +158,12 @@ class RunSettings(Settings):
     deadline_s: float = Field(default=300.0, gt=0)
     """An agent that works longer on one task, seconds, is stopped."""
     max_attempts: int = Field(default=3, ge=1)
-    """Attempts per rollout when the infrastructure fails; the agent's own failures count once."""
+    """Attempts per rollout when what `retry_on` names happens; other failures are final."""
+    retry_on: RetryOn = ("infrastructure", "timeout")
+    """Failures that are followed by another attempt: `infrastructure`, `timeout`, `agent` (the
+    agent's own), with commas."""
+    retry_pause_s: float = Field(default=1.0, ge=0, le=LONGEST_PAUSE_S)
+    """Pause before the second attempt, seconds; it doubles with each, up to a minute."""
     other_models: str | None = None
     """TOML file of models elsewhere or frozen, for calls and agents that are not trained."""
     tracing: bool = True

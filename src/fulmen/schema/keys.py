@@ -7,9 +7,10 @@ no look-up is needed when a call arrives.
 
 import base64
 import hmac
-import time
+from functools import lru_cache
 from hashlib import sha256
 
+from fulmen.schema.clock import steady_time
 from fulmen.schema.codec import from_msgpack, to_msgpack
 from fulmen.schema.errors import DataError
 from fulmen.schema.records import Record, Sampling
@@ -59,7 +60,7 @@ def read_key(key: str, secret: bytes, *, now: float | None = None) -> KeyClaims:
     if not (key.startswith(PREFIX) and hmac.compare_digest(signature, _sign(body, secret))):
         raise KeyRefused("the API key is not a rollout key of this server")
     claims = from_msgpack(KeyClaims, body)
-    if claims.expires < (time.time() if now is None else now):
+    if claims.expires < (steady_time() if now is None else now):
         raise KeyRefused(
             f"the key of rollout {claims.rollout_id}, attempt {claims.attempt}, has expired"
         )
@@ -67,7 +68,16 @@ def read_key(key: str, secret: bytes, *, now: float | None = None) -> KeyClaims:
 
 
 def _sign(body: bytes, secret: bytes) -> bytes:
-    return hmac.digest(secret, body, sha256)
+    # Of a copy, because the one-shot function lets go of the interpreter, and the store's thread
+    # then waits for its turn at every key.
+    signing = _signer(secret).copy()
+    signing.update(body)
+    return signing.digest()
+
+
+@lru_cache(maxsize=8)
+def _signer(secret: bytes) -> hmac.HMAC:
+    return hmac.new(secret, digestmod=sha256)
 
 
 def _encode(data: bytes) -> str:

@@ -19,6 +19,13 @@ FailureKind = Literal["agent", "timeout", "infrastructure", "cancelled"]
 be a lesson; the others say nothing about the policy: they are retried, then left out."""
 
 
+RetriedFailure = Literal["infrastructure", "timeout", "agent"]
+"""A failure that another attempt may follow; a cancellation is final."""
+
+LONGEST_PAUSE_S = 3600.0
+"""No rollout waits longer for its next attempt."""
+
+
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of every record."""
 
@@ -53,6 +60,35 @@ class Sampling(Record, frozen=True, kw_only=True):
     """Upper bound of one completion, tokens; the agent may ask for less, never for more."""
 
 
+class Retry(Record, frozen=True, kw_only=True):
+    """Which failures of a rollout are followed by another attempt, how often, and how soon.
+
+    >>> Retry(attempts=4, pause_s=1.0).after("timeout", begun=3)
+    4.0
+    >>> Retry(attempts=3).after("timeout", begun=3), Retry().after("agent", begun=1)
+    (None, None)
+    """
+
+    on: tuple[RetriedFailure, ...] = ("infrastructure", "timeout")
+    attempts: int = 3
+    """How many may be started, the first included; the first always is."""
+    pause_s: float = 0.0
+    """Between the end of the first attempt and the start of the second, seconds; it doubles."""
+    longest_pause_s: float = 60.0
+    """What the doubling ends at, an hour at most."""
+
+    def after(self, failure: FailureKind, *, begun: int) -> float | None:
+        """Seconds until the next attempt may start; None if there is none.
+
+        `begun`: attempts begun so far, the failed one included.
+        """
+        if failure not in self.on or begun >= self.attempts:
+            return None
+        doublings = min(begun - 1, 60)  # beyond it any pause is longer than the longest
+        pause = min(self.pause_s * 2.0**doublings, self.longest_pause_s, LONGEST_PAUSE_S)
+        return max(pause, 0.0)
+
+
 class Rollout(Record, frozen=True, kw_only=True):
     """One request to run the agent on one task; the unit of queueing and of reward."""
 
@@ -66,9 +102,8 @@ class Rollout(Record, frozen=True, kw_only=True):
     """Every call's sampling seed is derived from it, so that a rollout can be repeated."""
     sampling: Sampling = Sampling()
     deadline_s: float = 300.0
-    """An attempt that runs longer, seconds, is stopped."""
-    max_attempts: int = 3
-    """How often an attempt may be started before infrastructure failures are final."""
+    """An attempt that runs longer, seconds, is stopped, and ends as `timeout`."""
+    retry: Retry = Retry()
 
 
 class Lease(Record, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from fulmen.schema.config import Common, RunSettings, Settings, nearest
+from fulmen.schema.config import Common, RunSettings, Settings, nearest, words
 from fulmen.schema.fitting import (
     CORRECTION_BOUNDS,
     CRITIC_ADVANTAGES,
@@ -132,17 +132,6 @@ class LossSettings(Settings):
     """Tokens in one forward pass of the learner, padding included."""
 
 
-def _words(value: object) -> object:
-    """`"q_proj,v_proj"` of the command line as the tuple of TOML and Python.
-
-    >>> _words("q_proj, v_proj")
-    ('q_proj', 'v_proj')
-    """
-    if not isinstance(value, str):
-        return value
-    return tuple(word.strip() for word in value.split(",") if word.strip())
-
-
 class ScaleSettings(Settings):
     """What makes room for larger models."""
 
@@ -150,7 +139,7 @@ class ScaleSettings(Settings):
     """Train a LoRA adapter of this rank in the place of all weights; needs `fulmen[lora]`."""
     lora_alpha: int | None = Field(default=None, ge=1)
     """What the adapter adds is multiplied by this ÷ rank; default: twice the rank."""
-    lora_targets: Annotated[tuple[str, ...], BeforeValidator(_words)] = ()
+    lora_targets: Annotated[tuple[str, ...], BeforeValidator(words)] = ()
     """Names of the layers that get an adapter, as in `q_proj,v_proj`; default: all linear ones."""
     activation_checkpointing: bool = False
     """Keep only the input of each layer for the backward pass, and compute the rest again there."""

@@ -4,13 +4,14 @@ The life of a rollout, enforced here and nowhere else:
 
     queued ──claim──▶ running ──finish──▶ succeeded | failed
        ▲                 │
-       └── retry ────────┘   infrastructure, timeout, lost lease, attempts left
+       └── rest ─────────┘   a failure that `Rollout.retry` names, with attempts left; also where
+                             the lease is over (infrastructure) or the deadline (timeout)
     queued | running ──cancel──▶ cancelled
 
 Every method is atomic and safe to repeat. Only the current attempt may write.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 from fulmen.schema.records import (
@@ -26,10 +27,21 @@ from fulmen.schema.records import (
 
 Status = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 FINISHED: frozenset[Status] = frozenset({"succeeded", "failed", "cancelled"})
+AttemptEnded = Callable[[str, int], None]
+"""Given the id of a rollout and the number of its attempt."""
 
 
 class Store(Protocol):
     """Durable, shared by threads and event loops; in PostgreSQL by processes, too."""
+
+    def on_attempt_end(self, callback: AttemptEnded) -> None:
+        """Have `callback(rollout_id, attempt)` called whenever an attempt may no longer write.
+
+        It is called after the commit, in a thread of the store's: before whoever caused it goes on,
+        if it was caused in this process. It must be quick, and hand over to an event loop with
+        `call_soon_threadsafe`. After a connection was lost it may be called for the same again.
+        """
+        ...
 
     async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
         """Add rollouts to the queue in order; ids already known are left as they are.
@@ -43,8 +55,9 @@ class Store(Protocol):
     ) -> list[Lease]:
         """Take up to `limit` queued rollouts, oldest first, each as a new attempt.
 
-        With an empty queue, wait up to `wait_s` seconds for one: woken by the enqueue itself,
-        never by polling. Returns an empty list when the time is over.
+        Retried rollouts that rest are passed over. With nothing to take, wait up to `wait_s`
+        seconds for it: woken by the enqueue itself, or when the first has rested, never by polling.
+        Returns an empty list when the time is over.
         """
         ...
 
@@ -53,9 +66,11 @@ class Store(Protocol):
         ...
 
     async def expire_leases(self, *, now: float | None = None) -> list[str]:
-        """Treat running attempts whose lease is over as infrastructure failures.
+        """End running attempts whose lease is over as `infrastructure`, and those that are half a
+        minute past their deadline as `timeout`, whether or not their lease is renewed.
 
-        Returns the rollout ids concerned: queued again, or failed if no attempt is left.
+        `now`: Unix time, instead of the store's own. Returns the rollout ids concerned: queued
+        again, or failed if no attempt is left.
         """
         ...
 
@@ -77,10 +92,13 @@ class Store(Protocol):
     async def finish(self, lease: Lease, outcome: Outcome) -> Status:
         """Record how an attempt ended, with its calls already on disk, in one transaction.
 
-        `infrastructure` and `timeout` put the rollout back in the queue while attempts are left.
+        Failures that the rollout's `retry` names put it back in the queue while attempts are left.
+        An agent's failure after a model call that ended with a server's error counts as
+        `infrastructure`. Telling the same outcome again is answered as the first time.
 
         Raises:
-            LeaseLost: another attempt has begun, or the rollout is finished; nothing was written.
+            LeaseLost: another attempt has begun, or this one ended in another way; says which.
+                Nothing was written.
         """
         ...
 

@@ -27,10 +27,21 @@ class Change(Generic[T]):
     """For the caller."""
     queued: int = 0
     """Rollouts that can now be claimed."""
+    due_s: float | None = None
+    """So many seconds from now the first of those that rest can be claimed; None: none rests."""
     finished: tuple[str, ...] = ()
     """Ids of rollouts that reached their end."""
     ended: tuple[tuple[str, int], ...] = ()
     """Rollout id and number of each attempt that may no longer write."""
+
+
+def soonest(times: Iterable[float | None]) -> float | None:
+    """The least of those that are there.
+
+    >>> soonest([None, 2.0, 0.5])
+    0.5
+    """
+    return min((time for time in times if time is not None), default=None)
 
 
 class Database(Protocol):
@@ -93,7 +104,7 @@ class Database(Protocol):
     ) -> None:
         """Call `heard` with what other processes did, from a thread of its own.
 
-        After it may have missed something, `again` is called with the Unix time since when.
+        After it may have missed something, `again` is called with the seconds for how long.
         """
         ...
 

@@ -1,7 +1,7 @@
 """A thread that listens to PostgreSQL's notifications, on a connection of its own.
 
 It sleeps until the server sends something. When the connection is lost it makes another, and says
-since when it may have missed something.
+for how long it may have missed something.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ class Ears:
             channel: what is listened to.
             where: names the server in messages.
             heard: called with the text of each notification.
-            again: called after a connection was lost and made anew, with the Unix time since when
+            again: called after a connection was lost and made anew, with the seconds for which
                 notifications may be missing.
 
         Raises:
@@ -82,11 +82,11 @@ class Ears:
                     _log.warning("%s: the connection was lost (%s)", self._where, first_line(error))
             if self._closed.is_set():
                 return
-            lost = time.time()
+            lost = time.monotonic()
             connection = self._reopen()
             if connection is not None:
                 _log.warning("%s: connected again", self._where)
-                self._guarded(lambda lost=lost: self._again(lost))
+                self._guarded(lambda lost=lost: self._again(time.monotonic() - lost))
 
     def _listen(self, connection: psycopg.Connection) -> None:
         """Until closed. Raises psycopg.Error when the connection is lost."""

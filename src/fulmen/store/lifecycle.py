@@ -3,14 +3,25 @@
 The picture is in `fulmen.store.base`. Nothing else decides a status.
 """
 
-from fulmen.schema.records import FailureKind
-from fulmen.store.base import Status
+from typing import NamedTuple
 
-RETRIED: frozenset[FailureKind] = frozenset({"infrastructure", "timeout"})
-"""Failures that say nothing about the agent, so that another attempt may end differently."""
+from fulmen.schema.records import FailureKind, Retry
+from fulmen.store.base import Status
 
 OPEN: tuple[Status, ...] = ("queued", "running")
 """The statuses that a cancellation ends."""
+
+DEADLINE_GRACE_S = 30.0
+"""An attempt ends as `timeout` so long after its deadline, whatever its worker says: a worker that
+works has stopped it by then, with seconds to yield and to be killed, and told."""
+
+
+class Next(NamedTuple):
+    """What becomes of a rollout whose attempt has ended."""
+
+    status: Status
+    pause_s: float = 0.0
+    """If it is queued: how long it rests before it can be claimed."""
 
 
 def is_current(status: Status, latest: int, attempt: int) -> bool:
@@ -22,21 +33,22 @@ def is_current(status: Status, latest: int, attempt: int) -> bool:
     return status == "running" and attempt == latest
 
 
-def status_after(failure: FailureKind | None, *, begun: int, max_attempts: int) -> Status:
-    """The status of a rollout whose current attempt has just ended.
+def next_of(failure: FailureKind | None, *, begun: int, retry: Retry) -> Next:
+    """What follows an attempt that has just ended.
 
     Args:
         failure: why the attempt failed; None: it did not.
         begun: attempts begun so far, the ended one included.
-        max_attempts: how many may be begun.
+        retry: of the rollout.
 
-    >>> status_after("infrastructure", begun=1, max_attempts=3)
-    'queued'
-    >>> status_after("infrastructure", begun=3, max_attempts=3)
+    >>> next_of("infrastructure", begun=1, retry=Retry(attempts=3, pause_s=2.0))
+    Next(status='queued', pause_s=2.0)
+    >>> next_of("infrastructure", begun=3, retry=Retry(attempts=3)).status
     'failed'
     """
     if failure is None:
-        return "succeeded"
+        return Next("succeeded")
     if failure == "cancelled":
-        return "cancelled"
-    return "queued" if failure in RETRIED and begun < max_attempts else "failed"
+        return Next("cancelled")
+    pause = retry.after(failure, begun=begun)
+    return Next("failed") if pause is None else Next("queued", pause)

@@ -7,7 +7,7 @@ A notification may have 8000 bytes at most, so much news goes in several; too mu
 import json
 from collections.abc import Iterable
 
-from fulmen.store.database import Change
+from fulmen.store.database import Change, soonest
 
 _BYTES = 7500
 _MOST = 50
@@ -23,6 +23,8 @@ def to_notices(sender: str, changes: Iterable[Change[object]]) -> list[str]:
     changes = list(changes)
     queued = sum(change.queued for change in changes)
     items = [json.dumps(["q", queued], separators=(",", ":"))] if queued else []
+    if (due := soonest(change.due_s for change in changes)) is not None:
+        items.append(json.dumps(["d", due], separators=(",", ":")))
     for change in changes:
         items += [json.dumps(["f", name], separators=(",", ":")) for name in change.finished]
         items += [json.dumps(["e", *end], separators=(",", ":")) for end in change.ended]
@@ -45,7 +47,7 @@ def from_notice(text: str) -> tuple[str, Change[None] | None]:
     """Who sent a notice, and what it says; None: "look again".
 
     >>> from_notice('["p1",["q",2],["f","r1"],["e","r1",1]]')
-    ('p1', Change(value=None, queued=2, finished=('r1',), ended=(('r1', 1),)))
+    ('p1', Change(value=None, queued=2, due_s=None, finished=('r1',), ended=(('r1', 1),)))
     >>> from_notice('["p1"]')
     ('p1', None)
     """
@@ -55,6 +57,7 @@ def from_notice(text: str) -> tuple[str, Change[None] | None]:
     return sender, Change(
         None,
         queued=sum(item[1] for item in items if item[0] == "q"),
+        due_s=soonest(item[1] for item in items if item[0] == "d"),
         finished=tuple(item[1] for item in items if item[0] == "f"),
         ended=tuple((item[1], item[2]) for item in items if item[0] == "e"),
     )

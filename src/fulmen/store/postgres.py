@@ -7,7 +7,6 @@ tell each other by LISTEN and NOTIFY, and a connection that is lost is made anew
 import contextlib
 import hashlib
 import secrets
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -166,7 +165,7 @@ class PostgresDatabase:
             if sender == self._sender:
                 return
             if change is None:
-                again(time.time())
+                again(0.0)
             else:
                 heard(change)
 

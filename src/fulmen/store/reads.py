@@ -4,9 +4,18 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
-from sqlalchemy import Connection, Table, and_, func, select
+from sqlalchemy import Connection, Table, and_, bindparam, func, select
 
-from fulmen.schema.records import Call, Outcome, Reward, Rollout, RolloutResult, Span, StepRecord
+from fulmen.schema.records import (
+    Call,
+    Outcome,
+    Retry,
+    Reward,
+    Rollout,
+    RolloutResult,
+    Span,
+    StepRecord,
+)
 from fulmen.store import rows, tables
 from fulmen.store.base import FINISHED, Status
 
@@ -29,7 +38,13 @@ class State(NamedTuple):
     """The last one begun; 0: none yet."""
     attempts_before: int
     """Begun before the rollout was discarded and asked again; they do not count as tries."""
-    max_attempts: int
+
+
+_STATES = select(*(tables.rollouts.c[name] for name in State._fields)).where(
+    tables.rollouts.c.id.in_(bindparam("ids", expanding=True))
+)
+# In one order, so that two processes that want the same ones do not block each other.
+_STATES_HELD = _STATES.order_by(tables.rollouts.c.id).with_for_update(key_share=True)
 
 
 def parts(items: Sequence[T]) -> Iterator[Sequence[T]]:
@@ -44,16 +59,21 @@ def states(
 
     `hold`: they stay as they are until the transaction ends, whatever other processes want.
     """
-    c = tables.rollouts.c
-    columns = [c[name] for name in State._fields]
+    query = _STATES_HELD if hold else _STATES
     found: dict[str, State] = {}
     for part in parts(sorted(set(rollout_ids))):
-        query = select(*columns).where(c.id.in_(part))
-        if hold:
-            # In one order, so that two processes that want the same ones do not block each other.
-            query = query.order_by(c.id).with_for_update(key_share=True)
-        for row in connection.execute(query):
+        for row in connection.execute(query, {"ids": part}):
             found[row.id] = State._make(row)
+    return found
+
+
+def retries(connection: Connection, rollout_ids: Iterable[str]) -> dict[str, Retry]:
+    """What these rollouts say about failures, by id."""
+    c = tables.rollouts.c
+    found: dict[str, Retry] = {}
+    for part in parts(sorted(set(rollout_ids))):
+        for row in connection.execute(select(c.id, c.record).where(c.id.in_(part))):
+            found[row.id] = rows.from_text(Rollout, row.record).retry
     return found
 
 
@@ -118,10 +138,11 @@ def _of_latest(connection: Connection, table: Table, ids: Collection[str]) -> li
     return sorted(found, key=lambda row: [row[key] for key in keys])
 
 
-def ended_since(connection: Connection, since: float) -> list[tuple[str, int]]:
-    """Rollout id and number of the attempts that ended at this Unix time or later."""
+def ended_lately(connection: Connection, seconds: float) -> list[tuple[str, int]]:
+    """Rollout id and number of the attempts that ended at most so long ago."""
     c = tables.attempts.c
-    query = select(c.rollout_id, c.attempt).where(c.ended >= since).order_by(c.ended)
+    query = select(c.rollout_id, c.attempt).where(c.ended >= tables.now() - seconds)
+    query = query.order_by(c.ended)
     return [(row.rollout_id, row.attempt) for row in connection.execute(query)]
 
 

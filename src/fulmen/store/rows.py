@@ -24,6 +24,9 @@ Columns: TypeAlias = Mapping[str, JSON]
 """Column names to values, as a SELECT gives them; their types are those of the table."""
 
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
 def to_text(value: JSON, owner: str) -> str:
     """A record or JSON value as JSON text; NaN and infinities are written by name.
 
@@ -31,7 +34,7 @@ def to_text(value: JSON, owner: str) -> str:
         DataError: something in it is no JSON; `owner` ("the outcome of …") begins the message.
     """
     try:
-        return json.dumps(msgspec.to_builtins(value), separators=(",", ":"))
+        return _encode(msgspec.to_builtins(value))
     except (TypeError, ValueError, RecursionError) as error:
         raise DataError(
             f"{owner} holds what is no JSON: {error}",
@@ -56,7 +59,6 @@ def rollout_row(rollout: Rollout) -> Row:
     return {
         "id": rollout.id,
         "step": rollout.step,
-        "max_attempts": rollout.max_attempts,
         "record": to_text(rollout, f"rollout {rollout.id}"),
     }
 

@@ -5,7 +5,6 @@
 """
 
 import asyncio
-import contextlib
 import functools
 import math
 import time
@@ -27,17 +26,19 @@ from fulmen.schema.records import (
     Span,
     StepRecord,
 )
-from fulmen.store import changes, reads, rows, tables
-from fulmen.store.base import Status
+from fulmen.store import changes, endings, leasing, reads, rows, tables
+from fulmen.store.base import AttemptEnded, Status
 from fulmen.store.database import READERS, Change, Database
+from fulmen.store.endings import Result
+from fulmen.store.jobs import Alike, Job, Way
+from fulmen.store.leasing import Claim
 from fulmen.store.watch import Watch
-from fulmen.store.writer import Job, Keeping, Writer, patiently
+from fulmen.store.writer import Writer, patiently
 
 T = TypeVar("T")
-AttemptEnded = Callable[[str, int], None]
 
-_CLOCKS_S = 60.0
-"""How far the clocks of machines that share a store may be apart."""
+_MARGIN_S = 60.0
+"""What took longer between a commit and its notification is not asked for again."""
 
 _keep_calls = functools.partial(changes.keep, table=tables.calls, counter="refused_calls")
 _keep_spans = functools.partial(changes.keep, table=tables.spans, counter="refused_spans")
@@ -58,6 +59,7 @@ class SqlStore:
         self.secret = secret
         """Signs rollout keys: what the gateway checks them with."""
         self._database = database
+        self._take = functools.partial(leasing.take, secret=secret)
         self._readers = ThreadPoolExecutor(READERS, "fulmen-store-reader")
         self._watch = Watch()
         self._listeners: list[AttemptEnded] = []
@@ -70,12 +72,6 @@ class SqlStore:
             raise
 
     def on_attempt_end(self, callback: AttemptEnded) -> None:
-        """Have `callback(rollout_id, attempt)` called whenever an attempt may no longer write.
-
-        It is called after the commit, in a thread of the store's: before whoever caused it goes on,
-        if it was caused in this process. It must be quick, and hand over to an event loop with
-        `call_soon_threadsafe`. After a connection was lost it may be called for the same again.
-        """
         self._listeners.append(callback)
 
     async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
@@ -98,13 +94,13 @@ class SqlStore:
         if not wanted:
             return []
         job: Job[list[Lease]] = Job(
-            lambda db: changes.take(db, wanted, lease_s, self.secret),
+            Alike(self._take, Claim(wanted, lease_s)),
             parks=wait_s > 0,
             unwanted=self._give_back,
         )
         try:
             await self._writer.submit(job)
-            await _done(job, wait_s if wait_s > 0 else None)
+            await self._writer.answers.of(job.future, wait_s if wait_s > 0 else None)
         except asyncio.CancelledError:
             # Too late to withdraw: the leases are on disk, and nobody will ever see them.
             if not job.future.cancel() and not job.future.exception():
@@ -114,18 +110,17 @@ class SqlStore:
 
     async def give_back(self, leases: Sequence[Lease]) -> None:
         """Undo a claim whose leases nobody has seen; it costs the rollouts no attempt."""
-        await self._write(lambda db: changes.give_back(db, leases))
+        await self._write(lambda db: leasing.give_back(db, leases))
 
     async def heartbeat(self, leases: Sequence[Lease], *, lease_s: float = 60.0) -> list[Lease]:
-        return await self._write(lambda db: changes.renew(db, leases, lease_s))
+        return await self._write(lambda db: leasing.renew(db, leases, lease_s))
 
     async def expire_leases(self, *, now: float | None = None) -> list[str]:
-        at = time.time() if now is None else now
-        return await self._write(lambda db: changes.expire(db, at))
+        return await self._write(lambda db: endings.expire(db, now))
 
     async def record_calls(self, calls: Sequence[Call]) -> None:
         new = [rows.call_row(call) for call in calls]
-        await self._writer.submit(Job(Keeping(_keep_calls, new), promised=True))
+        await self._keep(_keep_calls, new)
 
     async def supersede_calls(self, rollout_id: str, attempt: int, ids: Sequence[str]) -> None:
         work = functools.partial(
@@ -135,21 +130,19 @@ class SqlStore:
 
     async def record_spans(self, spans: Sequence[Span]) -> None:
         new = [rows.span_row(span) for span in spans]
-        await self._writer.submit(Job(Keeping(_keep_spans, new), promised=True))
+        await self._keep(_keep_spans, new)
 
     async def finish(self, lease: Lease, outcome: Outcome) -> Status:
         whose = f"rollout {lease.rollout.id}, attempt {lease.attempt}"
         text = rows.to_text(outcome, f"the outcome of {whose}")
-        status = await self._write(lambda db: changes.finish(db, lease, outcome.failure, text))
-        if status is None:
-            raise LeaseLost(
-                f"{whose}: no longer the current attempt; its result was refused",
-                hint="its lease ended, it was cancelled, or it was finished before",
-            )
+        result = Result(lease, outcome.failure, text)
+        status = await self._write(Alike(endings.finish, result, frozenset([lease.rollout.id])))
+        if isinstance(status, endings.Refused):
+            raise LeaseLost(f"{whose}: {status.why}; its result was refused")
         return status
 
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
-        return await self._write(lambda db: changes.cancel(db, rollout_ids))
+        return await self._write(lambda db: endings.cancel(db, rollout_ids))
 
     async def wait_finished(
         self, rollout_ids: Sequence[str], *, timeout_s: float | None = None
@@ -205,6 +198,10 @@ class SqlStore:
         if lost:
             raise lost
 
+    async def _keep(self, way: Way[Sequence[rows.Row], None], new: Sequence[rows.Row]) -> None:
+        touches = frozenset(str(row["rollout_id"]) for row in new)
+        await self._writer.submit(Job(Alike(way, new, touches), promised=True))
+
     async def _write(self, work: Callable[[Connection], Change[T]]) -> T:
         return await self._writer.run(work)
 
@@ -229,17 +226,17 @@ class SqlStore:
 
     def _heard(self, change: Change[None]) -> None:
         """Another process did this."""
-        if change.queued:
-            self._writer.wake(change.queued)
+        if change.queued or change.due_s is not None:
+            self._writer.wake(change.queued, due_s=change.due_s)
         self._announce(change)
 
-    def _look_again(self, since: float) -> None:
-        """Other processes may have done anything since then."""
+    def _look_again(self, missed_s: float) -> None:
+        """Other processes may have done anything in the last so many seconds."""
         self._writer.wake(None)
         self._watch.look_again()
         if self._listeners and self._database.reading is not None:
-            margin = since - _CLOCKS_S
-            ended = self._look(self._database.reading, lambda db: reads.ended_since(db, margin))
+            since = missed_s + _MARGIN_S
+            ended = self._look(self._database.reading, lambda db: reads.ended_lately(db, since))
             self._announce(Change(None, ended=tuple(ended)))
 
     def _announce(self, change: Change[Any]) -> None:
@@ -250,18 +247,4 @@ class SqlStore:
 
     def _give_back(self, leases: list[Lease]) -> None:
         if leases:
-            self._writer.later(Job(lambda db: changes.give_back(db, leases)))
-
-
-async def _done(job: Job[Any], timeout_s: float | None) -> None:
-    """Wait until the job is done or the time is over; the job goes on either way."""
-    loop, arrived = asyncio.get_running_loop(), asyncio.Event()
-
-    def wake(_: object) -> None:
-        with contextlib.suppress(RuntimeError):  # a closed loop has nobody left to wake
-            loop.call_soon_threadsafe(arrived.set)
-
-    job.future.add_done_callback(wake)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(timeout_s):
-            await arrived.wait()
+            self._writer.later(Job(lambda db: leasing.give_back(db, leases)))

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, create_engine, event, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool, QueuePool, StaticPool
 
+from fulmen.schema.clock import steady_time
 from fulmen.schema.errors import StoreError
+from fulmen.store import tables
 from fulmen.store.database import READERS, Change
 
 MEMORY = ":memory:"
@@ -107,8 +109,12 @@ class SqliteDatabase:
     def passes(self, _: DBAPIError, /) -> bool:
         return False
 
-    def enroll(self, _: Connection, /) -> None:
-        return
+    def enroll(self, connection: Connection, /) -> None:
+        # What rests for a while has rested while nobody was there, and the clock by which it was
+        # to rest has ended with the process before.
+        c = tables.rollouts.c
+        rests = update(tables.rollouts).where(c.not_before.is_not(None))
+        connection.execute(rests.values(not_before=None))
 
     def first_time(self, _: Connection, _batch: int, /) -> bool:
         return True
@@ -138,6 +144,7 @@ def _connect(where: str, *, foreign_keys: bool = True) -> sqlite3.Connection:
         isolation_level=None,
     )
     try:
+        connection.create_function("fulmen_now", 0, steady_time)
         connection.execute("PRAGMA journal_mode=WAL")
         # A commit survives the end of the process; a power cut may take the last ones, never the
         # file.

@@ -2,7 +2,7 @@
 
 Only portable types. What is looked up has a column; everything else of a record is one JSON text
 (`fulmen.store.rows`). Token ids and log-probabilities are packed arrays, four bytes a number.
-Times are Unix time in seconds.
+Times are Unix time in seconds, and those of the queue by the database's own clock (`now`).
 """
 
 from sqlalchemy import (
@@ -21,14 +21,34 @@ from sqlalchemy import (
     Table,
     Text,
 )
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
 
-FORMAT = 4
+FORMAT = 5
 """Version of this schema, kept in `meta`. An older store is migrated (`fulmen.store.migrations`,
 whose revisions are named by these numbers), a newer one is not opened."""
 OLDEST = 3
 """The first version that can be migrated."""
 
 metadata = MetaData()
+
+
+class now(FunctionElement[float]):
+    """Unix time, seconds, by the clock that all processes of the store share, once a statement."""
+
+    type = Double()
+    inherit_cache = True
+
+
+@compiles(now, "postgresql")
+def _postgresql_now(*_: object, **__: object) -> str:
+    return "CAST(extract(epoch FROM statement_timestamp()) AS double precision)"
+
+
+@compiles(now, "sqlite")
+def _sqlite_now(*_: object, **__: object) -> str:
+    return "(SELECT fulmen_now())"  # a query of its own runs once, not once a row
+
 
 # SQLite gives out increasing numbers by itself only for the exact type INTEGER.
 _position = BigInteger().with_variant(Integer, "sqlite")
@@ -50,10 +70,12 @@ rollouts = Table(
     Column("status", String, nullable=False),
     Column("attempt", Integer, nullable=False),  # the last one begun
     Column("attempts_before", Integer, nullable=False),  # begun before the rollout was discarded
-    Column("max_attempts", Integer, nullable=False),
     Column("lease_expires", Double),  # null unless running
     Column("record", Text, nullable=False),
-    Index("rollouts_by_status", "status", "position"),
+    Column("deadline", Double),  # of the running attempt, with some grace; null unless running
+    Column("not_before", Double),  # when a retried rollout may be claimed; null: now
+    # What the claim asks of rollouts that rest is in the index, too.
+    Index("rollouts_by_status", "status", "position", "not_before"),
 )
 
 discarded = Table(
@@ -187,7 +209,7 @@ COUNTERS = ("refused_calls", "refused_spans", "refused_results")
 def revision_of(form: int) -> str:
     """Alembic's name of the migration that leads to a format.
 
-    >>> revision_of(4)
-    '0004'
+    >>> revision_of(5)
+    '0005'
     """
     return f"{form:04}"

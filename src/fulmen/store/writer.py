@@ -19,16 +19,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from concurrent.futures import InvalidStateError
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
 from fulmen.schema.errors import FulmenError, StoreError
+from fulmen.store.answers import Answers
 from fulmen.store.database import Change, Database
-from fulmen.store.rows import Row
+from fulmen.store.jobs import Job, Work, do, grouped
 
 T = TypeVar("T")
 CAPACITY = 4096
@@ -36,36 +36,10 @@ CAPACITY = 4096
 
 _log = logging.getLogger(__name__)
 
-
-Work = Callable[[Connection], Change[T]]
 _SHORTEST_S, _LONGEST_S = 0.05, 2.0
 """Pauses between tries."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Keeping:
-    """Work on rows. What neighbours in the queue do to theirs in the same way is done at once."""
-
-    way: Callable[[Connection, Sequence[Row]], Change[None]]
-    rows: Sequence[Row]
-
-    def __call__(self, connection: Connection) -> Change[None]:
-        return self.way(connection, self.rows)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Job(Generic[T]):
-    """Work on its way through the writer."""
-
-    work: Work[T]
-    future: "Future[T]" = field(default_factory=Future)
-    promised: bool = False
-    """The caller does not wait; losing the work stops the writer."""
-    parks: bool = False
-    """A falsy value means "nothing yet": run again once rollouts have been queued."""
-    unwanted: Callable[[T], None] = lambda _: None
-    """Called with the value if the caller stopped waiting while it was produced."""
-
+_SHORTEST_REST_S = 0.001
+"""A rollout that is due in less is asked for after it."""
 
 Done = tuple[Job[Any], Change[Any] | Exception]
 
@@ -110,10 +84,14 @@ class Writer:
             stopped: called once when the writer is closed or stops, with the reason.
         """
         self._database, self._announce, self._stopped = database, announce, stopped
+        self.answers = Answers()
+        """How to wait for jobs."""
         self._changed = threading.Condition()
         self._waiting: deque[Job[Any]] = deque()
         self._end: StoreError | None = None
         self._wakes_elsewhere: float = 0
+        self._due = math.inf
+        """When the first of the rollouts that rest can be claimed, by the monotonic clock."""
         # Only the thread touches these.
         self._parked: deque[Job[Any]] = deque()
         self._wakes: float = 0
@@ -126,7 +104,11 @@ class Writer:
         """Do the work and return its value once it is on disk."""
         job = Job(work)
         await self.submit(job)
-        return await asyncio.wrap_future(job.future)
+        try:
+            await self.answers.of(job.future)
+        finally:
+            job.future.cancel()  # nobody waits for it any more; too late for most
+        return job.future.result()
 
     async def submit(self, job: Job[Any]) -> None:
         """Queue a job; waits while too many are queued.
@@ -159,11 +141,19 @@ class Writer:
                 self._waiting.append(job)
                 self._changed.notify_all()
 
-    def wake(self, queued: int | None) -> None:
-        """Another process has queued so many rollouts; None: nobody knows how many."""
+    def wake(self, queued: int | None, *, due_s: float | None = None) -> None:
+        """Another process has queued so many rollouts; None: nobody knows how many.
+
+        `due_s`: and others that can be claimed so many seconds from now.
+        """
         with self._changed:
             self._wakes_elsewhere += math.inf if queued is None else queued
+            self._set_alarm(due_s)
             self._changed.notify_all()
+
+    def _set_alarm(self, due_s: float | None) -> None:
+        if due_s is not None:
+            self._due = min(self._due, time.monotonic() + max(due_s, _SHORTEST_REST_S))
 
     def check(self) -> None:
         """Raise StoreError if the writer is closed or has stopped."""
@@ -182,6 +172,7 @@ class Writer:
         return before
 
     def _run(self) -> None:
+        self.answers.collect()
         while (batch := self._next_batch()) is not None:
             if batch:
                 self._commit(batch)
@@ -189,14 +180,18 @@ class Writer:
         for job in self._parked:
             _reject(job, self._end)
         self._stopped(self._end)
+        self.answers.hand_out()
 
     def _next_batch(self) -> list[Job[Any]] | None:
         """All that can be run, claims that were parked first; None when the writer is to end."""
         with self._changed:
             if not (self._wakes and self._parked):
-                self._changed.wait_for(lambda: self._waiting or self._wakes_elsewhere or self._end)
+                self._wait()
             self._wakes += self._wakes_elsewhere
             self._wakes_elsewhere = 0
+            if self._due <= time.monotonic():
+                # Nobody knows how many are due by now; whoever finds none says when the next is.
+                self._due, self._wakes = math.inf, math.inf
             arrived = list(self._waiting)
             self._waiting.clear()
             self._changed.notify_all()
@@ -210,6 +205,14 @@ class Writer:
             # Others wait already, so there was nothing to claim; it goes behind them.
             (self._parked if job.parks and self._parked else batch).append(job)
         return None if self._end and not (batch or arrived) else batch
+
+    def _wait(self) -> None:
+        """Until there is something to do; with claims parked, also for what comes due."""
+        while not (self._waiting or self._wakes_elsewhere or self._end):
+            left = self._due - time.monotonic() if self._parked else math.inf
+            if left <= 0:
+                return
+            self._changed.wait(None if left == math.inf else left)
 
     def _commit(self, batch: list[Job[Any]]) -> None:
         wanted = [job for job in batch if not job.future.cancelled()]
@@ -225,9 +228,11 @@ class Writer:
                 self._wakes = len(self._parked)
             for job in wanted:
                 _reject(job, failure)
+            self.answers.hand_out()
             return
         for job, outcome in done:
             self._settle(job, outcome)
+        self.answers.hand_out()
 
     def _transact(self, wanted: list[Job[Any]]) -> list[Done]:
         """All jobs in one transaction, begun again while that may help."""
@@ -251,32 +256,34 @@ class Writer:
         return done
 
     def _do(self, connection: Connection, wanted: list[Job[Any]]) -> list[Done]:
-        done = [
-            (job, outcome)
-            for jobs in _together(wanted)
-            for outcome in [self._attempt(connection, jobs)]
-            for job in jobs
-        ]
+        done: list[Done] = []
+        for jobs in grouped(wanted):
+            done += zip(jobs, self._attempt(connection, jobs), strict=True)
         changes = [outcome for _, outcome in done if isinstance(outcome, Change)]
         self._database.tell(connection, changes)
         return done
 
-    def _attempt(self, connection: Connection, jobs: Sequence[Job[Any]]) -> Change[Any] | Exception:
-        """Run one job, or several that keep rows, in a savepoint; returns why it is refused."""
+    def _attempt(
+        self, connection: Connection, jobs: Sequence[Job[Any]]
+    ) -> Sequence[Change[Any] | Exception]:
+        """Run a group in a savepoint; where something is refused, each alone. Returns what came."""
         savepoint = connection.begin_nested()
         try:
-            change = _work(jobs)(connection)
+            changes = do(connection, jobs)
         except Exception as error:
             # A failing disk spoils the whole transaction (SQLite may have undone it already), a
             # violated constraint, a value that cannot be kept or a refusal only the job.
             its_own = isinstance(error, IntegrityError | DataError)
             spoils = isinstance(error, DBAPIError) and not its_own
-            if spoils or jobs[0].promised:
+            alone = len(jobs) == 1
+            if spoils or (alone and jobs[0].promised):
                 raise
             savepoint.rollback()
-            return error
+            if alone:
+                return [error]
+            return [outcome for job in jobs for outcome in self._attempt(connection, [job])]
         savepoint.commit()
-        return change
+        return changes
 
     def _settle(self, job: Job[Any], outcome: Change[Any] | Exception) -> None:
         if isinstance(outcome, Exception):
@@ -284,6 +291,8 @@ class Writer:
             self._wakes += job.parks
             _reject(job, outcome if known else self._in_words(outcome))
             return
+        with self._changed:
+            self._set_alarm(outcome.due_s)
         if job.parks and not outcome.value:
             self._parked.append(job)
             return
@@ -293,6 +302,8 @@ class Writer:
         except Exception:
             # A listener's bug must not make a change look undone that is on disk.
             _log.exception("a listener of the store raised")
+        if job.promised:
+            return  # nobody waits
         try:
             job.future.set_result(outcome.value)
         except InvalidStateError:  # the caller was cancelled meanwhile
@@ -307,6 +318,7 @@ class Writer:
         self._wakes = 0
         for job in lost:
             _reject(job, reason)
+        self.answers.hand_out()
 
     def _in_words(self, error: Exception) -> StoreError:
         if isinstance(error, DBAPIError):
@@ -317,33 +329,6 @@ class Writer:
             words = StoreError(f"the store could not write: {type(error).__name__}: {error}")
         words.__cause__ = error if words is not error else None
         return words
-
-
-def _work(jobs: Sequence[Job[Any]]) -> Work[Any]:
-    """That of one job, or of several that keep rows in the same way."""
-    keeping = [job.work for job in jobs if isinstance(job.work, Keeping)]
-    if len(keeping) < 2:
-        return jobs[0].work
-    return Keeping(keeping[0].way, [row for work in keeping for row in work.rows])
-
-
-def _together(jobs: Sequence[Job[Any]]) -> list[list[Job[Any]]]:
-    """The jobs in order; neighbours that keep promised rows in the same way come as one."""
-    groups: list[list[Job[Any]]] = []
-    for job in jobs:
-        last = groups[-1][0] if groups else job
-        same = (
-            job.promised
-            and last.promised
-            and isinstance(job.work, Keeping)
-            and isinstance(last.work, Keeping)
-            and job.work.way is last.work.way
-        )
-        if groups and same:
-            groups[-1].append(job)
-        else:
-            groups.append([job])
-    return groups
 
 
 def _reject(job: Job[Any], error: Exception) -> None:

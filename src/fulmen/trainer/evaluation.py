@@ -1,5 +1,6 @@
 """Measure the policy on held-out tasks, through the same agent, gateway and grader as training."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from fulmen.schema.config import RunSettings
@@ -8,6 +9,7 @@ from fulmen.trainer.collect import Collector, Stopwatch
 from fulmen.trainer.conversation import messages_of
 from fulmen.trainer.events import EvalDone, Sample
 from fulmen.trainer.grading import Graded
+from fulmen.trainer.health import failure_notes
 from fulmen.trainer.rollouts import eval_rollouts
 from fulmen.trainer.statistics import mean_interval, success_rate
 
@@ -36,9 +38,12 @@ async def measure(
         high=high,
         success=success_rate(rewards),
         excluded=len(graded) - len(rewards),
+        reasons=dict(Counter(item.excluded for item in graded if item.excluded)),
         seconds=watch.seconds,
     )
     collector.listen(done)
+    for note in failure_notes(graded):
+        collector.listen(note)
     return done, graded
 
 

@@ -68,6 +68,8 @@ class EvalDone(Record, frozen=True, kw_only=True, tag="eval_done"):
     success: float
     """Share with a reward of at least 0.5."""
     excluded: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+    """How many were excluded for each reason."""
     seconds: float = 0.0
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, pvariance
 
@@ -9,19 +10,30 @@ from fulmen.schema.errors import AgentError
 from fulmen.trainer.events import Note
 from fulmen.trainer.grading import Graded
 
+_FEW = 0.1
+"""Share of rollouts whose failure is no reason for alarm."""
+
 
 def refuse_hopeless(graded: Sequence[Graded]) -> None:
     """Stop a run whose very first rollouts show that nothing can be learned from this agent.
 
     Raises:
-        AgentError: every rollout failed in the agent, none of them called the model, or the gateway
-            refused all that they asked.
+        AgentError: every rollout failed in the agent, none of them came to an end or called the
+            model, or the gateway refused all that they asked.
     """
     failed = [item for item in graded if item.result.outcome.failure == "agent"]
     if graded and len(failed) == len(graded):
         raise AgentError(
             f"the agent failed on all {len(graded)} tasks: {failed[0].result.outcome.error}",
             hint="run it on one task by hand first",
+        )
+    lost = [item for item in graded if item.result.outcome.failure in ("infrastructure", "timeout")]
+    if graded and len(lost) == len(graded):
+        kinds = Counter(item.excluded for item in lost)
+        raise AgentError(
+            f"none of {len(graded)} rollouts came to an end: {reasons_in_words(kinds)}"
+            + _most_often(lost),
+            hint="run the agent on one task by hand; see deadline_s, retry_on and max_attempts",
         )
     ended = [item for item in graded if item.result.outcome.failure is None]
     calls = [call for item in graded for call in item.result.calls]
@@ -58,7 +70,7 @@ def refuse_unselected(metrics: Mapping[str, float], train: str) -> None:
 
 
 def step_notes(metrics: Mapping[str, float]) -> Iterator[Note]:
-    """What is odd about a step, in words: no signal, disagreement, truncation, failures."""
+    """What is odd about a step, in words: no signal, disagreement, truncation."""
     groups = metrics.get("groups/with_signal")
     if groups == 0:
         mean = metrics.get("reward/mean", 0.0)
@@ -93,17 +105,42 @@ def step_notes(metrics: Mapping[str, float]) -> Iterator[Note]:
             "truncated",
             f"{share:.0%} of the completions were cut at max_tokens or the end of the context",
         )
-    total = metrics.get("collect/rollouts", 0.0)
-    left_out = metrics.get("collect/excluded", 0.0)
-    if total and left_out / total > 0.1:
-        reasons = ", ".join(
-            f"{int(count)} {name.removeprefix('excluded/')}"
-            for name, count in metrics.items()
-            if name.startswith("excluded/")
+
+
+def failure_notes(graded: Sequence[Graded]) -> Iterator[Note]:
+    """Why rollouts take no part, and how often the agent failed, with what was said most often."""
+    out = [item for item in graded if item.excluded]
+    if out:
+        reasons = reasons_in_words(Counter(item.excluded for item in out))
+        text = f"{len(out)} of {len(graded)} rollouts take no part: {reasons}"
+        yield Note(
+            level="warning" if len(out) > _FEW * len(graded) else "info",
+            code="excluded",
+            text=text + _most_often(out),
         )
-        yield _warn("excluded", f"{left_out:.0f} of {total:.0f} rollouts not trained: {reasons}")
-    if total and (errors := metrics.get("collect/agent_errors", 0.0)) / total > 0.1:
-        yield _warn("agent-errors", f"the agent raised in {errors:.0f} of {total:.0f} rollouts")
+    failed = [item for item in graded if item.source == "failure"]
+    if len(failed) > _FEW * len(graded):
+        text = f"the agent failed in {len(failed)} of {len(graded)} rollouts"
+        yield _warn("agent-errors", text + _most_often(failed))
+
+
+def reasons_in_words(reasons: Mapping[str, float]) -> str:
+    """How many for each reason, the most frequent first.
+
+    >>> reasons_in_words({"agent": 1, "timeout": 2})
+    '2 timeout, 1 agent'
+    """
+    ordered = sorted(reasons.items(), key=lambda pair: (-pair[1], pair[0]))
+    return ", ".join(f"{count:.0f} {name}" for name, count in ordered)
+
+
+def _most_often(graded: Sequence[Graded]) -> str:
+    """The error that was told most often, as the end of a sentence."""
+    errors = Counter(item.result.outcome.error for item in graded if item.result.outcome.error)
+    if not errors:
+        return ""
+    ((error, times),) = errors.most_common(1)
+    return f"; {times} × {error[:300]!r}" if times > 1 else f"; {error[:300]!r}"
 
 
 def _of_all(metrics: Mapping[str, float], room: str, name: str) -> list[float]:

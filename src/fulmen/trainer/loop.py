@@ -24,7 +24,13 @@ from fulmen.trainer.crediting import NO_SCORERS, Crediting, Scorers, credit_step
 from fulmen.trainer.evaluation import measure
 from fulmen.trainer.events import Listener, Progress, StepDone
 from fulmen.trainer.folder import RunFolder
-from fulmen.trainer.health import hacking_notes, refuse_hopeless, refuse_unselected, step_notes
+from fulmen.trainer.health import (
+    failure_notes,
+    hacking_notes,
+    refuse_hopeless,
+    refuse_unselected,
+    step_notes,
+)
 from fulmen.trainer.history import History, eval_line, step_line
 from fulmen.trainer.learners import Learners
 from fulmen.trainer.sampling import collect_step
@@ -86,7 +92,7 @@ async def _step(parts: Parts, history: History, tasks: Iterator[Task]) -> StepRe
     if step == 1 and config.train:
         refuse_unselected(done.metrics, config.train)
     await parts.store.add_rewards(done.rewards)
-    for note in done.notes:
+    for note in (*done.notes, *failure_notes(graded)):
         parts.listen(note)
     parts.listen(Progress(phase="learn", step=step, done=0, total=1))
     learned = await asyncio.to_thread(parts.learners.learn, done.credited)

@@ -8,8 +8,11 @@ import hashlib
 from collections.abc import Iterable, Sequence
 
 from fulmen.schema.config import RunSettings
-from fulmen.schema.records import Rollout, Sampling, Split, Task
+from fulmen.schema.records import Retry, Rollout, Sampling, Split, Task
 from fulmen.schema.training import TrainConfig
+
+LONGEST_RETRY_PAUSE_S = 60.0
+"""What doubled pauses end at."""
 
 
 def train_rollouts(
@@ -68,7 +71,12 @@ def _rollout(
         seed=seed_of(config.seed, name),
         sampling=sampling,
         deadline_s=config.deadline_s,
-        max_attempts=config.max_attempts,
+        retry=Retry(
+            on=config.retry_on,
+            attempts=config.max_attempts,
+            pause_s=config.retry_pause_s,
+            longest_pause_s=max(config.retry_pause_s, LONGEST_RETRY_PAUSE_S),
+        ),
     )
 
 
