@@ -125,10 +125,11 @@ class Postgres:
 
 
 class Proxy:
-    """A way to the server that can be cut: at once, or just before an answer to a commit."""
+    """A way to the server that can be cut: at once, or just before an answer to a commit, or
+    whatever else an answer to be lost holds."""
 
-    def __init__(self, port: int) -> None:
-        self._server_port = port
+    def __init__(self, port: int, answer: bytes = b"COMMIT\0") -> None:
+        self._server_port, self._answer = port, answer
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
@@ -180,7 +181,7 @@ class Proxy:
     ) -> None:
         try:
             while data := source.recv(65536):
-                if source is pair[1] and self._commits_to_hide and b"COMMIT\0" in data:
+                if source is pair[1] and self._commits_to_hide and self._answer in data:
                     self._commits_to_hide -= 1
                     self.hidden += 1
                     break

@@ -59,7 +59,7 @@ async def serve(scene: Scene, ready: Callable[[], None]) -> None:
     async with (
         aclosing(gateway),
         Listening(make_app(gateway, others), "127.0.0.1", scene.port),
-        expiring(store, lease_s=scene.lease_s),
+        expiring(store, scene.lease_s / 12),
     ):
         ready()
         await asyncio.Event().wait()

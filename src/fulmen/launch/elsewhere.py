@@ -13,10 +13,9 @@ from fulmen.runner.pool import Counters
 from fulmen.store.base import Store
 from fulmen.trainer.events import Listener, Note
 
-_LEASE_S = 60.0
-_LOOK_S = 5.0
-_ARRIVAL_S = 60.0
-"""Nobody having worked for so long, seconds, is worth a word."""
+_EXPIRE_S = 5.0
+"""A twelfth of a lease."""
+_IDLE_LOOKS = 12
 
 
 def work_command(url: str, agent: str, key_file: Path) -> str:
@@ -32,8 +31,18 @@ def work_command(url: str, agent: str, key_file: Path) -> str:
 class Elsewhere:
     """In the place of a pool: says how to start workers, and whether any has come."""
 
-    def __init__(self, store: Store, command: str, listen: Listener) -> None:
+    def __init__(
+        self,
+        store: Store,
+        command: str,
+        listen: Listener,
+        *,
+        look_s: float = 5.0,
+        idle_looks: int = _IDLE_LOOKS,
+    ) -> None:
+        """Looks every so many seconds; warns when nobody worked in so many looks in a row."""
         self.counters = Counters()
+        self._look_s, self._idle_looks = look_s, idle_looks
         self._store, self._command, self._listen = store, command, listen
         self._task: asyncio.Task[None] | None = None
 
@@ -59,27 +68,24 @@ class Elsewhere:
 
     async def _watch(self) -> None:
         """Warn while nobody works; count who does."""
-        idle_s = 0.0
+        idle = 0
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(self._look_s)
             counts = await self._store.counts()
             self.counters.running = counts["running"]
-            idle_s = idle_s + _LOOK_S if counts["queued"] and not counts["running"] else 0.0
-            if idle_s == _ARRIVAL_S:
+            idle = idle + 1 if counts["queued"] and not counts["running"] else 0
+            if idle == self._idle_looks:
                 text = f"{counts['queued']} rollouts wait, and nobody works: {self._command}"
                 self._listen(Note(level="warning", code="workers", text=text))
 
 
 @asynccontextmanager
-async def expiring(store: Store, *, lease_s: float = _LEASE_S) -> AsyncIterator[None]:
-    """Inside the context, leases that are over end, wherever their workers may have been.
-
-    A lost worker is noticed within a lease, `lease_s` seconds, and a twelfth.
-    """
+async def expiring(store: Store, every_s: float = _EXPIRE_S) -> AsyncIterator[None]:
+    """Inside the context, leases that are over end, wherever their workers may have been."""
 
     async def expire() -> None:
         while True:
-            await asyncio.sleep(lease_s / 12)
+            await asyncio.sleep(every_s)
             await store.expire_leases()
 
     task = asyncio.create_task(expire())

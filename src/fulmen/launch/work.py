@@ -57,7 +57,6 @@ async def _work(
     finally:
         with contextlib.suppress(FulmenError, TimeoutError):
             async with asyncio.timeout(_GOODBYE_S):
-                await store.abandon("the worker was stopped")
                 await store.close()
     return pool.counters
 

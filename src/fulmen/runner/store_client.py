@@ -4,7 +4,6 @@ With an admin's key it does everything that a store does, with a worker's key wh
 """
 
 import asyncio
-import contextlib
 import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -14,7 +13,7 @@ from fulmen.runner.claiming import ClaimDesk
 from fulmen.runner.following import Following
 from fulmen.runner.gathering import Gathering
 from fulmen.runner.store_link import StoreLink
-from fulmen.schema.errors import LeaseLost, StoreError
+from fulmen.schema.errors import StoreError
 from fulmen.schema.packing import pack
 from fulmen.schema.records import (
     Call,
@@ -153,13 +152,6 @@ class StoreClient:
 
     async def counts(self) -> dict[str, int]:
         return await self._ask(dict, verbs.Counts())
-
-    async def abandon(self, reason: str) -> None:
-        """Report that what this client has leased, and not finished, will not come to an end here:
-        it is tried again elsewhere."""
-        for lease, _ in list(self._held.values()):
-            with contextlib.suppress(LeaseLost):
-                await self.finish(lease, Outcome(failure="infrastructure", error=reason))
 
     async def close(self) -> None:
         """Send what was promised, and close all connections; the store itself goes on."""
