@@ -243,6 +243,20 @@ async def test_a_cancelled_claim_takes_nothing_with_it(store):
     assert [(x.worker, x.attempt) for x in await waiting] == [("w2", 1)]
 
 
+async def test_a_lease_that_is_given_back_again_takes_nothing_from_who_has_the_rollout_now(
+    own_store,
+):
+    await own_store.enqueue([rollout("a")])
+    (unseen,) = await own_store.claim("w1")
+    await own_store.give_back([unseen])
+    (lease,) = await own_store.claim("w2")
+    assert lease.attempt == unseen.attempt == 1
+    await own_store.give_back([unseen])
+    assert await own_store.heartbeat([lease]) == []
+    await own_store.give_back([unseen])
+    assert await own_store.finish(lease, DONE) == "succeeded"
+
+
 async def test_leases_that_reach_a_cancelled_claim_return_to_the_queue(own_store):
     await own_store.enqueue([rollout("a", attempts=1)])
     gone = asyncio.create_task(own_store.claim("w1"))

@@ -243,6 +243,38 @@ async def test_spans_come_before_the_end_of_their_attempt_however_many_there_are
     assert (await store.counts())["refused_spans"] == 0
 
 
+async def test_what_waits_for_room_is_not_overtaken_by_the_end_that_follows(store, server):
+    record = store.record_spans
+
+    async def late(spans):
+        for _ in range(3):
+            await asyncio.sleep(0)
+        await record(spans)
+
+    store.record_spans = late
+    lease = await _lease(store)
+    span = Span(id="s", rollout_id=lease.rollout.id, attempt=1, name="tool")
+    questions = [
+        verbs.RecordSpans(spans=(span,)),
+        verbs.Finish(lease=verbs.held(lease), outcome=DONE),
+    ]
+    body = pack(questions, "questions")
+    answer = await post(server.url, "batch", body, make_role_keys(store.secret).worker)
+    assert [done for done, _ in msgspec.msgpack.decode(answer.content)] == [True, True]
+    (result,) = await store.results([lease.rollout.id])
+    assert [one.id for one in result.spans] == ["s"]
+
+
+async def test_claims_without_a_name_are_different_ones(store, server):
+    names = [f"r{n}" for n in range(20)]
+    await store.enqueue([rollout(name) for name in names])
+    body = pack(verbs.Claim(workers=(verbs.Claimant(worker="w"),), wait_s=WAIT_S), "a question")
+    key = make_role_keys(store.secret).worker
+    answers = [await post(server.url, "claim", body, key) for _ in names]
+    leases = [lease for one in answers for lease in verbs.read_answer(verbs.Claim, one.content)]
+    assert sorted(lease.rollout.id for lease in leases) == sorted(names)
+
+
 async def test_a_server_that_comes_back_finds_its_clients_waiting(store):
     port = free_port()
     async with client_of(store, port, "admin") as admin:

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 
 from databases import PASSWORD, Postgres
 from fulmen.cli.main import main
+from fulmen.launch.manifest import content_of
 from fulmen.launch.record import open_record, place_of
 from fulmen.schema.place import schema_of, without_schema
 from fulmen.schema.records import Task
@@ -226,6 +228,26 @@ def test_the_secret_is_in_no_file_of_an_archive(run, monkeypatch, tmp_path):
     for data in files(tmp_path / "a").values():
         assert secret not in data
         assert secret.hex().encode() not in data
+
+
+def test_the_keys_to_a_store_stay_with_it(run, monkeypatch, tmp_path):
+    with take_folder(run) as folder:
+        folder.write_keys(make_role_keys(secret_of(str(run / "run.db"))))
+    fulmen(monkeypatch, "archive", run, tmp_path / "archive")
+    fulmen(monkeypatch, "restore", tmp_path / "archive", tmp_path / "again")
+    assert list(tmp_path.glob("a*/**/*.key")) == []
+
+
+def test_an_archive_does_not_decide_where_the_restored_store_is(run, monkeypatch, tmp_path):
+    archive = tmp_path / "archive"
+    fulmen(monkeypatch, "archive", run, archive)
+    text = "postgresql://elsewhere.example.org/trap?schema=calc\n"
+    (archive / "run" / "store.url").write_text(text)
+    told = json.loads((archive / "manifest.json").read_text())
+    told["files"]["run/store.url"] = to_builtins(content_of(archive / "run" / "store.url"))
+    (archive / "manifest.json").write_text(json.dumps(told))
+    assert fulmen(monkeypatch, "restore", archive, tmp_path / "again") == 0
+    assert not (tmp_path / "again" / "store.url").exists()
 
 
 def test_an_archive_without_weights_is_not_resumed_from_the_beginning(

@@ -32,3 +32,26 @@ async def test_work_that_was_dropped_does_not_end_what_was_asked_anew(caplog):
     assert await repeats.answer("name", work) == b"answer"
     assert runs == 2
     assert caplog.text == ""
+
+
+async def test_what_one_request_was_answered_is_not_undone_because_another_has_gone():
+    repeats, gone = Repeats(), asyncio.get_running_loop().create_future()
+    begun, go_on, undone = asyncio.Event(), asyncio.Event(), list[str]()
+
+    async def work() -> bytes:
+        begun.set()
+        await go_on.wait()
+        gone.set_result(None)  # at the same moment
+        return b"leases"
+
+    async def undo() -> None:
+        undone.append("given back")
+
+    there = asyncio.get_running_loop().create_future()
+    second = asyncio.create_task(repeats.answer("name", work, left=there, undo=undo))
+    await begun.wait()
+    first = asyncio.create_task(repeats.answer("name", work, left=gone, undo=undo))
+    await asyncio.sleep(0)
+    go_on.set()
+    assert (await second, await first) == (b"leases", None)
+    assert undone == []

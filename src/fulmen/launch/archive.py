@@ -113,9 +113,8 @@ def restore(source: Path, run: Path, *, store: str | None = None) -> Carried:
         inside.check_contents(folder, told, source)
         check_tables(folder / "tables", told.rows)
         _remove(draft)
-        if (folder / "run").is_dir():
-            shutil.copytree(folder / "run", draft)
-        draft.mkdir(exist_ok=True)
+        draft.mkdir()
+        _bring(folder, told, draft)
         new, place = RunFolder(draft, None), str(draft / "run.db")
         if store is not None:
             place = with_schema(store, schema_name(run.name, secrets.token_hex(3)))
@@ -146,6 +145,15 @@ def _files(folder: RunFolder, checkpoints: list[Path]) -> Iterator[Path]:
         for path in sorted(checkpoint.rglob("*")):
             if path.is_file() and not path.is_symlink():
                 yield path
+
+
+def _bring(folder: Path, told: Manifest, run: Path) -> None:
+    """Copy the run's files that the manifest names, but none that decides where a store is."""
+    for name in told.files:
+        room, _, rest = name.partition("/")
+        if room == "run" and not is_own_file(rest):
+            (run / rest).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(folder / name, run / rest)
 
 
 def _settle(config: Path, run: Path) -> None:

@@ -16,6 +16,8 @@ class _Work:
     undo: Callable[[], Awaitable[None]] | None
     asked: int = 0
     """Requests that wait for it just now."""
+    told: bool = False
+    """A request that waited has its answer: it is not undone any more."""
     ended: float = 0.0
 
 
@@ -52,11 +54,12 @@ class Repeats:
         try:
             await asyncio.wait({one.task, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not gone.done():
+                one.told = True
                 return one.task.result()
         finally:
             gone.cancel()
             one.asked -= 1
-        if not one.asked:
+        if not (one.asked or one.told):
             await self._drop(name, one)
         return None
 

@@ -6,6 +6,7 @@ that has the `x-fulmen-request` of an earlier one gets its answer, and nothing i
 """
 
 import asyncio
+import secrets
 from collections.abc import Awaitable
 
 import msgspec
@@ -19,7 +20,17 @@ from fulmen.schema.role_keys import Role, RoleKeys
 from fulmen.server.answering import Answering, ServedStore, check, refusal_of, waits
 from fulmen.server.ends import EndsList
 from fulmen.server.repeats import Repeats
-from fulmen.store.verbs import VERBS, Claim, Question, Refusal, read_question, verb_of
+from fulmen.store.verbs import (
+    VERBS,
+    Claim,
+    Question,
+    RecordCalls,
+    RecordSpans,
+    Refusal,
+    SupersedeCalls,
+    read_question,
+    verb_of,
+)
 
 MOST_BYTES = 64 * 2**20
 """Of a request."""
@@ -30,6 +41,16 @@ BATCH = "batch"
 MSGPACK = b"application/msgpack"
 
 _STATUS = {"LeaseLost": 409, "StoreError": 409, "DataError": 400, "ConfigError": 401}
+_PROMISES = {verb_of(kind) for kind in (RecordCalls, SupersedeCalls, RecordSpans)}
+
+
+class _Verb(msgspec.Struct):
+    """A question, as far as is needed to put it in order."""
+
+    verb: str
+
+
+_verbs = msgspec.msgpack.Decoder(_Verb)
 _batches = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -100,7 +121,7 @@ class StoreApi:
         check(role, ask)
         if not waits(ask):
             return await self._once(name, self._answering.answer(ask))
-        return await self._wait(name or str(id(scope)), ask, receive)
+        return await self._wait(name or secrets.token_hex(12), ask, receive)
 
     def _role(self, headers: dict[bytes, bytes]) -> Role:
         kind, _, key = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
@@ -150,8 +171,16 @@ class StoreApi:
             raise DataError(f"not a batch of questions: {error}") from error
         if len(questions) > MOST_QUESTIONS:
             raise DataError(f"a batch of {len(questions)} questions; at most {MOST_QUESTIONS}")
-        answers = await asyncio.gather(*(self._one(role, raw) for raw in questions))
-        return _encode(answers)
+        asked: list[asyncio.Task[tuple[bool, object]]] = []
+        try:
+            for raw in questions:
+                asked.append(asyncio.create_task(self._one(role, raw)))
+                if _is_promise(raw):  # it may wait for room; what follows may not overtake it
+                    await asyncio.wait(asked[-1:])
+            return _encode(await asyncio.gather(*asked))
+        finally:
+            for task in asked:
+                task.cancel()
 
     async def _one(self, role: Role, raw: msgspec.Raw) -> tuple[bool, object]:
         try:
@@ -162,6 +191,14 @@ class StoreApi:
             return True, msgspec.Raw(await self._answering.answer(ask))
         except Exception as error:
             return False, refusal_of(error)
+
+
+def _is_promise(raw: msgspec.Raw) -> bool:
+    """Whether a question is answered before what it brings is on disk, and must be so in turn."""
+    try:
+        return _verbs.decode(raw).verb in _PROMISES
+    except msgspec.DecodeError:
+        return False
 
 
 def store_routes(store: ServedStore, keys: RoleKeys) -> list[Route]:

@@ -14,7 +14,7 @@ from fulmen.schema.records import LONGEST_PAUSE_S, Lease, Rollout
 from fulmen.store import rows, tables
 from fulmen.store.database import Change
 from fulmen.store.lifecycle import DEADLINE_GRACE_S, is_current
-from fulmen.store.reads import states
+from fulmen.store.reads import parts, states
 
 _KEY_MARGIN_S = 60.0
 """A rollout key outlives the deadline of its attempt by this: what stops the agent has its own
@@ -157,13 +157,34 @@ def _key(rollout: Rollout, attempt: int, secret: bytes) -> str:
 
 
 def give_back(connection: Connection, leases: Sequence[Lease]) -> Change[None]:
-    """Undo `take`, for leases that nobody has seen; it costs the rollouts no attempt."""
+    """Undo `take`, for leases that nobody has seen; it costs the rollouts no attempt.
+
+    Told again, it changes nothing: the number of an attempt that was given back is given out again,
+    but the end of a lease that nobody has seen, and nobody has renewed, is its own.
+    """
     gone = lost(connection, leases)
-    held = [lease for lease in leases if lease not in gone]
+    ends = _ends(connection, [lease.rollout.id for lease in leases if lease not in gone])
+    held = [
+        lease for lease in leases if (lease.worker, lease.expires) == ends.get(lease.rollout.id)
+    ]
     if held:
         connection.execute(delete(tables.attempts).where(ATTEMPT), [_of(x) for x in held])
         connection.execute(_GIVE_BACK, [_of(lease) for lease in held])
     return Change(None, queued=len(held))
+
+
+def _ends(connection: Connection, rollout_ids: Sequence[str]) -> dict[str, tuple[str, float]]:
+    """By rollout: the worker of its latest attempt, and when the lease is over."""
+    r, a = tables.rollouts.c, tables.attempts.c
+    latest = and_(a.rollout_id == r.id, a.attempt == r.attempt)
+    query = select(r.id, a.worker, r.lease_expires).join_from(
+        tables.rollouts, tables.attempts, latest
+    )
+    return {
+        row.id: (row.worker, row.lease_expires)
+        for part in parts(rollout_ids)
+        for row in connection.execute(query.where(r.id.in_(part)))
+    }
 
 
 def renew(connection: Connection, leases: Sequence[Lease], lease_s: float) -> Change[list[Lease]]:

@@ -19,6 +19,8 @@ Hold = Callable[[], AbstractAsyncContextManager[None]]
 _LONGEST_S = 10.0
 """Agents' deadlines and their clients' patience run while they wait: they wait no longer than so,
 as far as the learning before tells."""
+_SHARE = 0.1
+"""Of their deadline, at most."""
 
 
 class Ahead:
@@ -28,22 +30,27 @@ class Ahead:
         """Nothing is asked ahead until it is known how long learning takes."""
         self._store, self._hold = store, hold
         self._took_s = math.inf
-        self._asked: list[str] = []
+        self._asked = False
 
     @asynccontextmanager
     async def asking(self, rollouts: Sequence[Rollout]) -> AsyncIterator[None]:
         """The policy learns inside the context, and has new weights when it is left."""
-        if self._took_s > _LONGEST_S:
+        if any(self._took_s > _patience_s(rollout) for rollout in rollouts):
             rollouts = ()
         async with self._hold():
-            self._asked = [rollout.id for rollout in rollouts]
+            self._asked = bool(rollouts)
             if rollouts:
                 await self._store.enqueue(rollouts)
             watch = Stopwatch()
             yield
             self._took_s = watch.seconds
 
-    async def withdraw(self) -> None:
-        """End what was asked last: its step will not come."""
+    async def withdraw(self, step: int) -> None:
+        """End what was asked last, and forget it: no step comes after this one."""
         if self._asked:
-            await self._store.cancel(self._asked)
+            await self._store.discard_after(step)
+
+
+def _patience_s(rollout: Rollout) -> float:
+    """How long its agent may wait without coming near its deadline."""
+    return min(_LONGEST_S, _SHARE * rollout.deadline_s)

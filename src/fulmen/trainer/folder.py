@@ -29,6 +29,7 @@ from fulmen.schema.role_keys import RoleKeys
 
 _STORE_URL = "store.url"
 _LOCK = "run.lock"
+_WORKER_KEY, _ADMIN_KEY = "worker.key", "admin.key"
 
 
 class RunFolder:
@@ -55,11 +56,11 @@ class RunFolder:
 
     @property
     def worker_key(self) -> Path:
-        return self.path / "worker.key"
+        return self.path / _WORKER_KEY
 
     def write_keys(self, keys: RoleKeys) -> None:
         """Keep the keys of those who use the store from elsewhere, for the folder's owner only."""
-        for file, key in ((self.worker_key, keys.worker), (self.path / "admin.key", keys.admin)):
+        for file, key in ((self.worker_key, keys.worker), (self.path / _ADMIN_KEY, keys.admin)):
             draft = file.with_suffix(".new")
             draft.unlink(missing_ok=True)
             with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as text:
@@ -199,12 +200,14 @@ def take_folder(path: Path) -> RunFolder:
 
 
 def is_own_file(name: str) -> bool:
-    """Whether a file in a run's folder belongs to that folder alone: the store, the lock, drafts.
+    """Whether a file in a run's folder belongs to that folder alone: the store, its keys, the lock,
+    drafts.
 
-    >>> is_own_file("run.db-wal"), is_own_file("run.db.format-3"), is_own_file("metrics.jsonl")
+    >>> is_own_file("run.db-wal"), is_own_file("admin.key"), is_own_file("metrics.jsonl")
     (True, True, False)
     """
-    return name.startswith("run.db") or name in (_STORE_URL, _LOCK) or name.endswith(".new")
+    alone = (_STORE_URL, _LOCK, _WORKER_KEY, _ADMIN_KEY)
+    return name.startswith("run.db") or name in alone or name.endswith(".new")
 
 
 def _next_free(path: Path) -> Path:

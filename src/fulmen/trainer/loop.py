@@ -80,7 +80,7 @@ async def run_steps(parts: Parts, history: History) -> None:
         await _evaluate(parts, history)
         if history.step < config.steps:
             history.seconds = before + watch.seconds
-    await parts.ahead.withdraw()
+    await parts.ahead.withdraw(history.step)
     if history.step and history.checkpoint != parts.folder.checkpoint(history.step):
         # Told to stop when the last step was on record already, without its weights.
         await parts.store.add_checkpoint(history.step, await _checkpoint(parts, history))
