@@ -28,6 +28,7 @@ from fulmen.store import verbs
 from fulmen.store.open import open_store
 from fulmen.store.sql import SqlStore
 from fulmen.trainer.events import Note
+from stores import heard
 
 DONE = Outcome(output="42")
 WAIT_S = 30.0
@@ -265,16 +266,6 @@ async def test_what_waits_for_room_is_not_overtaken_by_the_end_that_follows(stor
     assert [one.id for one in result.spans] == ["s"]
 
 
-async def test_claims_without_a_name_are_different_ones(store, server):
-    names = [f"r{n}" for n in range(20)]
-    await store.enqueue([rollout(name) for name in names])
-    body = pack(verbs.Claim(workers=(verbs.Claimant(worker="w"),), wait_s=WAIT_S), "a question")
-    key = make_role_keys(store.secret).worker
-    answers = [await post(server.url, "claim", body, key) for _ in names]
-    leases = [lease for one in answers for lease in verbs.read_answer(verbs.Claim, one.content)]
-    assert sorted(lease.rollout.id for lease in leases) == sorted(names)
-
-
 async def test_a_server_that_comes_back_finds_its_clients_waiting(store):
     port = free_port()
     async with client_of(store, port, "admin") as admin:
@@ -351,6 +342,33 @@ async def test_after_a_network_cut_longer_than_the_lease_the_attempt_is_lost_and
 
 
 # --- ends
+
+
+async def test_a_client_remembers_no_lease_that_has_ended(store, worker):
+    ended = heard(worker)
+    await store.enqueue([rollout("a"), rollout("b")])
+    await worker.heartbeat([])
+    first, _ = await worker.claim("w", limit=2)
+    await store.cancel(["b"])
+    assert await ended(1) == [("b", 1)]
+    await store.cancel(["a"])
+    with pytest.raises(LeaseLost):
+        await worker.finish(first, DONE)
+    assert worker._held == {}
+
+
+async def test_a_client_is_closed_while_what_it_asked_is_given_up(store, worker):
+    asking = asyncio.create_task(worker.heartbeat([]))
+    await asyncio.sleep(0)
+    asking.cancel()
+    await worker.close()
+
+
+async def test_what_cannot_be_sent_at_all_is_told_to_who_asked(store):
+    client = StoreClient("http://127.0.0.1:port", "key")
+    with pytest.raises(StoreError, match="could not be sent"):
+        await asyncio.wait_for(client.heartbeat([]), WAIT_S)
+    await client.close()
 
 
 async def test_ends_that_were_missed_are_found_by_asking_about_what_one_holds(store):
@@ -476,6 +494,7 @@ async def test_an_attempt_that_is_cancelled_is_stopped_at_once_on_another_machin
     ("change", "words"),
     [
         ({"--server": "localhost:80"}, "server 'localhost:80' is no URL of the form http://"),
+        ({"--server": "http://localhost:port"}, "'http://localhost:port' is no URL of the form"),
         ({"--key-file": "nowhere.key"}, "nowhere.key: the key cannot be read"),
         ({"--agent": "nowhere.py:solve"}, "no such file nowhere.py"),
     ],

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from fulmen.runner.agents import check_agent, parse_agent
 from fulmen.runner.pool import Counters, Pool
@@ -80,7 +81,12 @@ async def _until_stopped(pool: Pool) -> None:
 
 
 def _server(url: str) -> str:
-    if not url.startswith(("http://", "https://")):
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # the port is no number
+        usable = False
+    if not usable:
         raise ConfigError(
             f"server {url!r} is no URL of the form http://host:port",
             hint="give the one that fulmen train prints",

@@ -109,8 +109,9 @@ class Gathering:
     async def drain(self) -> None:
         """Wait until nothing waits, and nothing is under way."""
         while self._waiting or self._tasks:
-            self._send()
-            await asyncio.wait(self._tasks)
+            self._send()  # which leaves out what nobody waits for any more
+            if self._tasks:
+                await asyncio.wait(self._tasks)
 
     async def aclose(self) -> None:
         """End what is under way."""
@@ -173,6 +174,9 @@ class Gathering:
             self._settle(batch, await self._answers(batch))
         except FulmenError as error:
             self._fail(batch, error)
+        except Exception as error:
+            # Whatever it is: who waits for an answer would wait for ever.
+            self._fail(batch, StoreError(f"a request could not be sent ({error!r})"))
         finally:
             self._busy.subtract(lane for asked in batch.asked for lane in asked.lanes)
             self._busy = +self._busy  # without zeros

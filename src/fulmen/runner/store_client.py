@@ -13,7 +13,7 @@ from fulmen.runner.claiming import ClaimDesk
 from fulmen.runner.following import Following
 from fulmen.runner.gathering import Gathering
 from fulmen.runner.store_link import StoreLink
-from fulmen.schema.errors import StoreError
+from fulmen.schema.errors import LeaseLost, StoreError
 from fulmen.schema.packing import pack
 from fulmen.schema.records import (
     Call,
@@ -59,7 +59,9 @@ class StoreClient:
         self._follows: asyncio.Task[None] | None = None
         self._wants_ends = False
         self._held: dict[tuple[str, int], tuple[Lease, float]] = {}
-        """Leases of this client, each with how long it was asked for, seconds."""
+        """Leases of this client that have not ended yet, as far as it knows; each with how long it
+        was asked for, seconds."""
+        self._following.add(self._let_go)
         self._closed = False
 
     def on_attempt_end(self, callback: Callable[[str, int], None]) -> None:
@@ -108,8 +110,12 @@ class StoreClient:
         name = lease.rollout.id
         ask = verbs.Finish(lease=held(lease), outcome=outcome)
         owner = f"the outcome of rollout {name}, attempt {lease.attempt}"
-        status = await self._ask(str, ask, owner=owner, lanes=[name])
-        self._held.pop((name, lease.attempt), None)
+        try:
+            status = await self._ask(str, ask, owner=owner, lanes=[name])
+        except LeaseLost:
+            self._let_go(name, lease.attempt)
+            raise
+        self._let_go(name, lease.attempt)
         return cast(Status, status)
 
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
@@ -235,6 +241,9 @@ class StoreClient:
 
     async def _ends(self, ask: verbs.Ends) -> verbs.Heard:
         return await self._late(ask, ask.wait_s)
+
+    def _let_go(self, rollout_id: str, attempt: int) -> None:
+        self._held.pop((rollout_id, attempt), None)
 
     async def _lost(self) -> list[tuple[str, int]]:
         """Attempts of this client that have ended without its doing."""
