@@ -12,7 +12,7 @@ from typing import Self
 from fulmen.runner.agents import AgentSpec, check_agent
 from fulmen.runner.process import STOP_GRACE_S, Hooks, Observation, WorkerProcess
 from fulmen.runner.wire import Rewarded, Seen, Setup
-from fulmen.schema.errors import AgentError, LeaseLost
+from fulmen.schema.errors import AgentError, LeaseLost, RunOver
 from fulmen.schema.records import Lease, Outcome
 from fulmen.store.base import Store
 
@@ -248,12 +248,13 @@ class Pool:
 
     async def _observed(self, report: Observation) -> None:
         """Keep what an attempt shows while it runs."""
-        if isinstance(report, Seen):
-            await self._store.record_spans([report.span])
-        elif isinstance(report, Rewarded):
+        if isinstance(report, Seen | Rewarded):
             try:
-                await self._store.add_rewards([report.reward])
-            except LeaseLost:
+                if isinstance(report, Seen):
+                    await self._store.record_spans([report.span])
+                else:
+                    await self._store.add_rewards([report.reward])
+            except (LeaseLost, RunOver):  # the agent is stopped in order, and still heard
                 self.counters.refused += 1
         elif self._hint is not None and report.text not in self._hints:
             if len(self._hints) >= _MOST_HINTS:
