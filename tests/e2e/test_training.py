@@ -21,7 +21,7 @@ from fulmen.schema.place import without_schema
 from fulmen.schema.records import RolloutResult
 from fulmen.schema.training import TrainConfig
 from fulmen.store.open import open_store
-from fulmen.trainer.events import Event, Progress, RunFinished, StepDone
+from fulmen.trainer.events import Event, Progress, RunFinished, RunStarted, StepDone
 
 pytestmark = pytest.mark.e2e
 
@@ -295,6 +295,41 @@ def test_ctrl_c_finishes_the_step_keeps_a_checkpoint_and_says_how_to_go_on(calc,
     assert "--resume" in text
     checkpoints = list((tmp_path / "run" / "checkpoints").glob("step-*"))
     assert len(checkpoints) == 1
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_workers_elsewhere_end_with_their_run_and_wait_for_one_that_was_stopped(
+    calc, tmp_path, stopped
+):
+    out, stop, workers = tmp_path / "run", threading.Event(), list[subprocess.Popen[str]]()
+
+    def listen(event: Event) -> None:
+        if isinstance(event, RunStarted):
+            flags = ["--server", event.gateway, "--key-file", f"{out}/worker.key", "--workers", "4"]
+            command = [sys.executable, "-m", "fulmen.cli.main", "work", *flags, "--agent"]
+            agent = f"{calc}/plain_agent.py:solve"
+            workers.append(
+                subprocess.Popen(
+                    [*command, agent], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+                )
+            )
+        if isinstance(event, StepDone) and stopped:
+            stop.set()
+
+    done = run(settings(calc, out, workers=0), listen, stop)
+    (worker,) = workers
+    assert done.stopped == stopped
+    try:
+        if stopped:
+            assert worker.stdout is not None
+            assert any("is away" in line for line in worker.stdout)
+            assert worker.poll() is None
+            worker.terminate()
+        said, _ = worker.communicate(timeout=60)
+    finally:
+        worker.kill()
+    assert worker.returncode == 0, said
+    assert ("the run is over; 24 attempts" in said) != stopped, said
 
 
 def test_any_numbers_of_tasks_groups_and_workers_fit_together(calc, tmp_path):

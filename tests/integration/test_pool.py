@@ -1,9 +1,11 @@
 """A pool whose processes die, whose agents hang, and whose store is slow or takes attempts away."""
 
 import asyncio
+import gc
 import os
 import sys
 import textwrap
+import warnings
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -404,6 +406,18 @@ async def test_what_runs_when_the_pool_is_closed_is_queued_again_at_once(store, 
     assert (again.rollout.id, again.attempt) == ("a", 2)
     (b,) = await store.results(["b"])
     assert (b.outcome.failure, b.outcome.error) == ("infrastructure", "its worker was closed")
+
+
+async def test_a_pool_that_is_left_before_any_of_its_parts_has_begun_leaves_nothing_behind(
+    store, tmp_path
+):
+    """A coroutine that is never awaited warns when it is collected, and warnings are errors."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        async with pool(store, agent(tmp_path, "def solve(task):\n    return 1")):
+            pass
+        gc.collect()
+    assert [str(one.message) for one in told] == []
 
 
 async def test_a_store_that_does_not_answer_holds_the_close_up_for_a_bounded_time(

@@ -17,13 +17,13 @@ from starlette.applications import Starlette
 from databases import Proxy, free_port
 from fulmen.launch.elsewhere import Elsewhere, expiring
 from fulmen.runner.store_client import StoreClient
-from fulmen.schema.errors import ConfigError, DataError, LeaseLost, StoreError
+from fulmen.schema.errors import ConfigError, DataError, LeaseLost, RunOver, StoreError
 from fulmen.schema.packing import pack
 from fulmen.schema.records import Lease, Outcome, Reward, Rollout, Span, StepRecord, Task
 from fulmen.schema.role_keys import make_role_keys
 from fulmen.server.ends import EndsList
 from fulmen.server.http import Listening
-from fulmen.server.store_api import MOST_BYTES, StoreApi
+from fulmen.server.store_api import LINGER_S, MOST_BYTES, StoreApi
 from fulmen.store import verbs
 from fulmen.store.open import open_store
 from fulmen.store.sql import SqlStore
@@ -45,6 +45,18 @@ async def listening(store: SqlStore, port: int = 0) -> AsyncIterator[Listening]:
     app = Starlette(routes=api.routes())
     async with Listening(app, "127.0.0.1", port) as server, aclosing(api):
         yield server
+
+
+@asynccontextmanager
+async def listening_to_the_end(store: SqlStore) -> AsyncIterator[Listening]:
+    """A server whose run is over when the context is left."""
+    api = StoreApi(store, make_role_keys(store.secret))
+    async with (
+        Listening(Starlette(routes=api.routes()), "127.0.0.1", 0) as server,
+        aclosing(api),
+    ):
+        yield server
+        api.run_is_over()
 
 
 @asynccontextmanager
@@ -284,6 +296,58 @@ async def test_a_server_that_comes_back_finds_its_clients_waiting(store):
             assert [lease.rollout.id for lease in await waiting] == ["b"]
 
 
+async def test_who_waits_when_the_run_comes_to_its_end_hears_it_and_asks_no_more(store):
+    async with listening_to_the_end(store) as server:
+        admin = StoreClient(server.url, make_role_keys(store.secret).admin, patience_s=WAIT_S)
+        worker = StoreClient(server.url, make_role_keys(store.secret).worker, patience_s=WAIT_S)
+        await admin.enqueue([rollout("a")])
+        (lease,) = await admin.claim("w")
+        worker.on_attempt_end(lambda *_: None)
+        await worker.heartbeat([])  # from now on it follows the ends of attempts
+        waiting = [
+            asyncio.create_task(admin.claim("w", wait_s=WAIT_S)),
+            asyncio.create_task(admin.wait_finished(["a"], timeout_s=WAIT_S)),
+            asyncio.create_task(worker.over()),
+        ]
+        await admin.heartbeat([lease])
+    async with asyncio.timeout(WAIT_S / 3):  # their patience would last longer
+        for task in waiting:
+            with pytest.raises(RunOver, match=r"^the run is over$"):
+                await task
+        for client in (admin, worker):
+            with pytest.raises(RunOver):
+                await client.finish(lease, DONE)
+            await client.close()
+
+
+async def test_who_is_between_two_questions_when_the_run_comes_to_its_end_hears_it_too(
+    store, monkeypatch
+):
+    monkeypatch.setattr("fulmen.server.store_api.LINGER_S", WAIT_S)
+    keys = make_role_keys(store.secret)
+    api = StoreApi(store, keys)
+    async with (
+        Listening(Starlette(routes=api.routes()), "127.0.0.1", 0) as server,
+        client_of(store, server.port) as worker,
+    ):
+        await worker.heartbeat([])
+        api.run_is_over()
+        closing = asyncio.create_task(api.aclose())
+        await asyncio.sleep(0)
+        with pytest.raises(RunOver):
+            await worker.claim("w", wait_s=WAIT_S)
+        assert (await post(server.url, "heartbeat", b"", keys.worker)).status_code == 410
+        assert (await post(server.url, "heartbeat", b"")).status_code == 401
+        assert closing.cancel()
+
+
+async def test_a_run_over_which_nobody_elsewhere_has_worked_ends_at_once(store):
+    began = time.monotonic()
+    async with listening_to_the_end(store):
+        pass
+    assert time.monotonic() - began < LINGER_S
+
+
 async def test_a_server_that_stays_away_is_given_up(store, caplog):
     port = free_port()
     client = StoreClient(f"http://127.0.0.1:{port}", "key", patience_s=0.2)
@@ -408,19 +472,25 @@ async def working(
     agent: Path, server: str, key_file: Path, *more: str
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """`fulmen work` in a process of its own."""
-    command = ("-m", "fulmen.cli.main", "work", "--server", server, "--agent", f"{agent}:solve")
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, *command, "--key-file", str(key_file), *more),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
+    process = await _begin(agent, server, key_file, *more)
     try:
         yield process
     finally:
         if process.returncode is None:
             process.kill()
         await process.wait()
+
+
+async def _begin(
+    agent: Path, server: str, key_file: Path, *more: str
+) -> asyncio.subprocess.Process:
+    command = ("-m", "fulmen.cli.main", "work", "--server", server, "--agent", f"{agent}:solve")
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, *command, "--key-file", str(key_file), *more),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
 
 
 @pytest.fixture
@@ -469,6 +539,25 @@ async def test_a_worker_that_is_stopped_gives_its_rollouts_to_others(
         assert lease.attempt == 2
         said = await _said(process)
     assert process.returncode == 0, said
+
+
+async def test_a_worker_ends_in_order_when_the_run_is_over_though_all_its_agents_are_at_work(
+    store, key_file, tmp_path
+):
+    agent = tmp_path / "agent.py"
+    begun = tmp_path / "begun"
+    agent.write_text(
+        "import asyncio, pathlib\n\nasync def solve(task):\n"
+        f"    pathlib.Path({str(begun)!r}).touch()\n    await asyncio.sleep(600)\n"
+    )
+    await store.enqueue([rollout("a")])
+    async with listening_to_the_end(store) as server:
+        key = ("--workers", "1", "--lease-s", "600")  # no heartbeat will come upon it
+        process = await _begin(agent, server.url, key_file, *key)
+        await _until(begun.exists)
+    said = await _said(process)
+    assert process.returncode == 0, said
+    assert "the run is over; 1 attempts, failures: 1 infrastructure" in said
 
 
 async def test_an_attempt_that_is_cancelled_is_stopped_at_once_on_another_machine(

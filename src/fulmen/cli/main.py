@@ -124,9 +124,11 @@ def _work(config_file: str | None, **flags: object) -> None:
     def hint(text: str) -> None:
         click.echo(f"note: {text}")
 
-    counters = work(config, ready=ready, hint=hint)
+    worked = work(config, ready=ready, hint=hint)
+    counters = worked.counters
     failures = ", ".join(f"{count} {kind}" for kind, count in sorted(counters.failures.items()))
-    click.echo(f"ended; {counters.finished} attempts, failures: {failures or 'none'}")
+    how = "the run is over" if worked.run_over else "ended"
+    click.echo(f"{how}; {counters.finished} attempts, failures: {failures or 'none'}")
 
 
 _RESUME = click.Option(["--resume"], is_flag=True, help="Go on with the run in --out.")

@@ -54,5 +54,6 @@ async def _evaluate(
                 samples=config.samples,
             )
             refuse_hopeless(graded)
+            rig.over()
         folder.append_metrics({"step": 0, "eval": done.mode, "reward": done.reward})
     return done, samples_of(graded, best=True), samples_of(graded, best=False)

@@ -86,6 +86,9 @@ class Rig:
     """Base URL that agents are given."""
     hold: Hold
     """Lets their requests wait."""
+    over: Callable[[], None]
+    """To be called when the run has come to its end, and will not go on: workers elsewhere then end
+    as well, instead of waiting for it to come back."""
 
 
 @asynccontextmanager
@@ -120,7 +123,7 @@ async def running(
             ):
                 collector = Collector(store, pool, inputs.judge, listen, export)
                 with settled():
-                    yield Rig(store, collector, server.url, gateway.hold)
+                    yield Rig(store, collector, server.url, gateway.hold, api.run_is_over)
     finally:
         await store.close()
 

@@ -109,6 +109,8 @@ async def _train(
                     scorers=make_scorers(config, learners),
                 )
                 await run_steps(parts, history)
+                if history.step >= config.steps:
+                    rig.over()
         finished = _finished(config, folder, sources, history, peak.mb)
         if ranks is not None:
             end(ranks, to_msgpack(finished))

@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -12,7 +13,7 @@ from fulmen.runner.agents import check_agent, parse_agent
 from fulmen.runner.pool import Counters, Pool
 from fulmen.runner.store_client import StoreClient
 from fulmen.schema.config import WorkConfig
-from fulmen.schema.errors import ConfigError, FulmenError
+from fulmen.schema.errors import ConfigError, FulmenError, RunOver
 from fulmen.schema.role_keys import KEY_VARIABLE
 from fulmen.server.eventloop import run
 
@@ -20,8 +21,17 @@ _GOODBYE_S = 5.0
 """So long the server has to take what an ending worker still has to say."""
 
 
-def work(config: WorkConfig, *, ready: Callable[[], None], hint: Callable[[str], None]) -> Counters:
-    """Work until interrupted; returns what was done.
+@dataclass(frozen=True, slots=True)
+class Worked:
+    """What was done, and why no more."""
+
+    counters: Counters
+    run_over: bool
+    """The run has come to its end; else the user has ended the work."""
+
+
+def work(config: WorkConfig, *, ready: Callable[[], None], hint: Callable[[str], None]) -> Worked:
+    """Work until interrupted, or until the run is over.
 
     `ready` is called once the server has let this worker in, `hint` with what its user may want to
     know.
@@ -36,7 +46,7 @@ def work(config: WorkConfig, *, ready: Callable[[], None], hint: Callable[[str],
 
 async def _work(
     config: WorkConfig, ready: Callable[[], None], hint: Callable[[str], None]
-) -> Counters:
+) -> Worked:
     agent = parse_agent(config.agent)
     check_agent(agent)
     server = _server(config.server)
@@ -50,34 +60,40 @@ async def _work(
         trace=hint if config.tracing else None,
         lease_s=config.lease_s,
     )
+    run_over = False
     try:
         await store.heartbeat([])  # is it there, and does it take the key?
         async with pool:
             ready()
-            await _until_stopped(pool)
+            await _until_stopped(pool, store)
+    except RunOver:
+        run_over = True
     finally:
         with contextlib.suppress(FulmenError, TimeoutError):
             async with asyncio.timeout(_GOODBYE_S):
                 await store.close()
-    return pool.counters
+    return Worked(pool.counters, run_over)
 
 
-async def _until_stopped(pool: Pool) -> None:
-    """Return on Ctrl-C or SIGTERM; raise what breaks the pool."""
+async def _until_stopped(pool: Pool, store: StoreClient) -> None:
+    """Return on Ctrl-C or SIGTERM; raise what breaks the pool, or RunOver."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
-    broken, stop = asyncio.ensure_future(pool.broken()), asyncio.ensure_future(stopped.wait())
+    stop = asyncio.ensure_future(stopped.wait())
+    ends = [asyncio.ensure_future(store.over()), asyncio.ensure_future(pool.broken())]
     try:
-        await asyncio.wait({broken, stop}, return_when=asyncio.FIRST_COMPLETED)
-        if broken.done():
-            broken.result()
+        await asyncio.wait({stop, *ends}, return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            if end.done():
+                end.result()
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
-        broken.cancel()
-        stop.cancel()
+        for task in (stop, *ends):
+            task.cancel()
+        await asyncio.gather(stop, *ends, return_exceptions=True)
 
 
 def _server(url: str) -> str:

@@ -7,15 +7,16 @@ import socket
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import ParamSpec, Self
 
 from fulmen.runner.agents import AgentSpec, check_agent
 from fulmen.runner.process import STOP_GRACE_S, Hooks, Observation, WorkerProcess
 from fulmen.runner.wire import Rewarded, Seen, Setup
-from fulmen.schema.errors import AgentError, LeaseLost
+from fulmen.schema.errors import AgentError, LeaseLost, RunOver
 from fulmen.schema.records import Lease, Outcome
 from fulmen.store.base import Store
 
+P = ParamSpec("P")
 _MOST_HINTS = 100
 """Different ones that are told; some carry what an agent wrote, and there is no end to that."""
 _CLAIM_WAIT_S = 30.0
@@ -114,8 +115,8 @@ class Pool:
             await self._close()
             raise
         self._listen()
-        self._dispatching = self._spawn(self._dispatch(), self._tasks)
-        self._spawn(self._keep_leases(), self._tasks)
+        self._dispatching = self._spawn(self._tasks, self._dispatch)
+        self._spawn(self._tasks, self._keep_leases)
         return self
 
     async def __aexit__(
@@ -132,10 +133,15 @@ class Pool:
         await asyncio.shield(self._broken)
 
     def _spawn(
-        self, work: Coroutine[None, None, None], tasks: set[asyncio.Task[None]]
+        self,
+        tasks: set[asyncio.Task[None]],
+        work: Callable[P, Coroutine[None, None, None]],
+        *args: P.args,
+        **kwargs: P.kwargs,
     ) -> asyncio.Task[None]:
         """Start a part of the pool, which breaks it if it fails."""
-        task = asyncio.create_task(self._guard(work))
+        # Called in the task: one that is cancelled before it has begun leaves no coroutine behind.
+        task = asyncio.create_task(self._guard(lambda: work(*args, **kwargs)))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
         return task
@@ -155,14 +161,14 @@ class Pool:
         process = WorkerProcess(self._setup, hooks)
         await process.start()
         self._processes.append(process)
-        self._spawn(self._watch(process), self._tasks)
+        self._spawn(self._tasks, self._watch, process)
         async with self._idle:
             self._idle.notify_all()
 
     def _retired(self) -> None:
         """A process takes nothing more; another takes its place now."""
         if not self._closing:
-            self._spawn(self._start_process(), self._tasks)
+            self._spawn(self._tasks, self._start_process)
 
     async def _watch(self, process: WorkerProcess) -> None:
         """Replace a process that ends."""
@@ -228,7 +234,7 @@ class Pool:
         if outcome.failure is not None:
             counters.failures[outcome.failure] = counters.failures.get(outcome.failure, 0) + 1
         self._held[_key(lease)].process = None
-        self._spawn(self._tell(self._held[_key(lease)], outcome), self._telling)
+        self._spawn(self._telling, self._tell, self._held[_key(lease)], outcome)
         self._settled.set()
 
     async def _tell(self, held: _Held, outcome: Outcome) -> None:
@@ -248,12 +254,13 @@ class Pool:
 
     async def _observed(self, report: Observation) -> None:
         """Keep what an attempt shows while it runs."""
-        if isinstance(report, Seen):
-            await self._store.record_spans([report.span])
-        elif isinstance(report, Rewarded):
+        if isinstance(report, Seen | Rewarded):
             try:
-                await self._store.add_rewards([report.reward])
-            except LeaseLost:
+                if isinstance(report, Seen):
+                    await self._store.record_spans([report.span])
+                else:
+                    await self._store.add_rewards([report.reward])
+            except (LeaseLost, RunOver):  # the agent is stopped in order, and still heard
                 self.counters.refused += 1
         elif self._hint is not None and report.text not in self._hints:
             if len(self._hints) >= _MOST_HINTS:
@@ -269,11 +276,11 @@ class Pool:
             for lost in await self._store.heartbeat(leases, lease_s=self._lease_s):
                 self._taken(_key(lost))
 
-    async def _guard(self, work: Coroutine[None, None, None]) -> None:
+    async def _guard(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
         """Run a part of the pool; if it fails, the pool is broken."""
         assert self._broken is not None
         try:
-            await work
+            await work()
         except Exception as error:
             # Whatever it is: a pool that has lost a part would wait for ever.
             if not self._broken.done():

@@ -70,6 +70,14 @@ class StoreClient:
         self._following.add(callback)
         self._wants_ends = True
 
+    async def over(self) -> None:
+        """Wait until the server has said that the run is over, and raise RunOver.
+
+        It says so to whoever asks or waits when the run ends, so it is heard of at once by a client
+        that follows the ends of attempts.
+        """
+        await self._here(self._link.over())
+
     async def enqueue(self, rollouts: Sequence[Rollout]) -> int:
         return await self._ask(int, verbs.Enqueue(rollouts=tuple(rollouts)))
 

@@ -10,11 +10,11 @@ import time
 import httpx
 import msgspec
 
-from fulmen.schema.errors import ConfigError, DataError, FulmenError, LeaseLost, StoreError
+from fulmen.schema.errors import ConfigError, DataError, FulmenError, LeaseLost, RunOver, StoreError
 from fulmen.store.verbs import Refusal
 
 _ERRORS: dict[str, type[FulmenError]] = {
-    kind.__name__: kind for kind in (LeaseLost, StoreError, DataError, ConfigError)
+    kind.__name__: kind for kind in (LeaseLost, RunOver, StoreError, DataError, ConfigError)
 }
 _AWAY = (502, 503, 504)
 """A proxy without its server, or a server that ends."""
@@ -44,6 +44,7 @@ class StoreLink:
         self._patience_s = patience_s
         self._away_since: float | None = None
         self._told = False
+        self._over = asyncio.Event()
         self._http = httpx.AsyncClient(
             headers={"authorization": f"Bearer {key}", "content-type": "application/msgpack"},
             verify=ssl.create_default_context() if url.startswith("https:") else False,
@@ -56,19 +57,20 @@ class StoreLink:
 
         Raises:
             FulmenError: what the store raised there.
+            RunOver: the server has said so, now or before; there is nobody to ask any more.
             StoreError: the server has been away for longer than its patience.
         """
         timeout = httpx.Timeout(_ANSWER_S + wait_s, connect=_CONNECT_S, pool=None)
         headers = {"x-fulmen-request": secrets.token_hex(12)}
         pause = _SHORTEST_S
-        while True:
+        while not self._over.is_set():
             began = time.monotonic()
             try:
                 response = await self._http.post(
                     f"{self.url}/v1/store/{verb}", content=body, headers=headers, timeout=timeout
                 )
                 if response.status_code not in _AWAY:
-                    break
+                    return self._answer(response)
                 why = f"it answers {response.status_code}"
             except httpx.TransportError as error:
                 why = str(error) or type(error).__name__
@@ -77,14 +79,25 @@ class StoreLink:
             self._away(why)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
             pause = min(2 * pause, _LONGEST_S)
-        self._away_since, self._told = None, False
-        if response.status_code == 200:
-            return response.content
-        raise self._refused(response)
+        raise _run_over()
+
+    async def over(self) -> None:
+        """Wait until the server has said that the run is over, and raise RunOver."""
+        await self._over.wait()
+        raise _run_over()
 
     async def aclose(self) -> None:
         """Close all connections."""
         await self._http.aclose()
+
+    def _answer(self, response: httpx.Response) -> bytes:
+        self._away_since, self._told = None, False
+        if response.status_code == 200:
+            return response.content
+        error = self._refused(response)
+        if isinstance(error, RunOver):
+            self._over.set()
+        raise error
 
     def _lasted(self, seconds: float) -> None:
         """A connection was lost after so long: if a question waited on it, the server was there."""
@@ -113,3 +126,7 @@ class StoreLink:
                 f"{self.url} answers {response.status_code}, which is no store's answer",
                 hint="give the URL that the run printed",
             )
+
+
+def _run_over() -> RunOver:
+    return RunOver("the run is over")

@@ -5,7 +5,8 @@ FulmenError
 ├── DataError          a task, a reward or a record that does not hold what it must
 ├── ModelError         a model folder that cannot be served or trained
 ├── StoreError         the durable record refused or could not keep something
-│   └── LeaseLost      a result came from an attempt that is no longer the current one
+│   ├── LeaseLost      a result came from an attempt that is no longer the current one
+│   └── RunOver        the run has come to its end; nothing more is asked of workers
 ├── EngineError        the engine could not generate
 │   └── ContextOverflow  prompt and answer do not fit the model's context
 ├── GrammarError       an answer's form that cannot be kept to
@@ -54,6 +55,10 @@ class StoreError(FulmenError):
 
 class LeaseLost(StoreError):
     """A result came from an attempt that is no longer the current one; nothing was written."""
+
+
+class RunOver(StoreError):
+    """The run has come to its end, and its server closes; nothing more is asked of workers."""
 
 
 class EngineError(FulmenError):

@@ -36,6 +36,9 @@ MOST_BYTES = 64 * 2**20
 """Of a request."""
 MOST_QUESTIONS = 10_000
 """In a batch."""
+LINGER_S = 1.0
+"""When the run is over, who was between two questions has so long to ask the next one, and hear
+it."""
 REQUEST_ID = b"x-fulmen-request"
 BATCH = "batch"
 MSGPACK = b"application/msgpack"
@@ -73,16 +76,29 @@ class StoreApi:
         store.on_attempt_end(ends.add)
         self._answering = Answering(store, ends)
         self._repeats = Repeats()
-        self._closing = False
+        self._over = False
+        self._asked = False
+        self._farewell: Refused | None = None
+        """What everybody is answered from now on."""
 
     def routes(self) -> list[Route]:
         """To be mounted by the server."""
         return [Route("/v1/store/{verb}", self, methods=["POST"])]
 
+    def run_is_over(self) -> None:
+        """Have `aclose` tell everybody that the run has come to its end, and not to come again."""
+        self._over = True
+
     async def aclose(self) -> None:
-        """Answer no more: who waits is told to come again, to the server that comes next."""
-        self._closing = True
+        """Answer no more: who waits is told to come again, to the server that comes next.
+
+        If the run is over, who waits is told that instead, and so is whoever asks within the next
+        moment: for that the server must still be there.
+        """
+        self._farewell = Refused(410, _OVER) if self._over else Refused(503, _ENDING)
         await self._repeats.aclose()
+        if self._over and self._asked:
+            await asyncio.sleep(LINGER_S)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -90,9 +106,9 @@ class StoreApi:
         except Refused as refused:
             status, body = refused.status, _encode(refused.refusal)
         except asyncio.CancelledError:
-            if not self._closing:
+            if self._farewell is None:
                 raise
-            status, body = 503, _encode(_ENDING)
+            status, body = self._farewell.status, _encode(self._farewell.refusal)
         except Exception as error:
             refusal = refusal_of(error)
             known = isinstance(error, FulmenError)
@@ -104,10 +120,11 @@ class StoreApi:
         await send({"type": "http.response.body", "body": body})
 
     async def _serve(self, scope: Scope, receive: Receive) -> bytes | None:
-        if self._closing:
-            raise Refused(503, _ENDING)
         headers: dict[bytes, bytes] = dict(scope["headers"])
         role = self._role(headers)
+        if self._farewell is not None:
+            raise self._farewell
+        self._asked = True
         verb = scope["path_params"]["verb"]
         if verb != BATCH and verb not in VERBS:
             raise Refused(404, Refusal(kind="DataError", message=f"a store has no verb {verb!r}"))
@@ -207,6 +224,7 @@ def store_routes(store: ServedStore, keys: RoleKeys) -> list[Route]:
 
 
 _ENDING = Refusal(kind="StoreError", message="the server is ending", hint="come again")
+_OVER = Refusal(kind="RunOver", message="the run is over")
 
 
 async def _left(receive: Receive) -> None:

@@ -215,7 +215,7 @@ class Heard(Record, frozen=True, kw_only=True):
 class Refusal(Record, frozen=True, kw_only=True):
     """Why something was not done."""
 
-    kind: Literal["LeaseLost", "StoreError", "DataError", "ConfigError"]
+    kind: Literal["LeaseLost", "RunOver", "StoreError", "DataError", "ConfigError"]
     message: str
     hint: str = ""
 
