@@ -19,6 +19,7 @@ from fulmen.schema.errors import StoreError
 from fulmen.schema.place import schema_of, without_schema
 from fulmen.schema.records import Call, Lease, Outcome, Retry, Rollout, Span, Task, VersionSpan
 from fulmen.store.database import Change
+from fulmen.store.jobs import Job
 from fulmen.store.news import from_notice, to_notices
 from fulmen.store.open import open_store
 from fulmen.store.sql import SqlStore
@@ -398,6 +399,33 @@ async def test_work_that_deadlocks_with_another_processes_is_done_again(stores, 
         await asyncio.to_thread(_blocked, place)
         await asyncio.to_thread(other.execute, lock, ["a"])
     assert await renewing == []
+
+
+async def test_batches_of_two_processes_on_the_same_rollouts_do_not_wait_for_each_other(
+    stores, caplog
+):
+    here, there = stores
+    await here.enqueue([rollout("a"), rollout("b")])
+    a, b = await here.claim("w1", limit=2)
+    both_hold, gate = threading.Barrier(2), threading.Event()
+
+    def meet(_conn, _cursor, statement: str, *_: object) -> None:
+        if "FOR NO KEY UPDATE" in statement:
+            with contextlib.suppress(threading.BrokenBarrierError):  # the other one waits for us
+                both_hold.wait(timeout=2)
+
+    renewing = []
+    for store, leases in ((here, (a, b)), (there, (b, a))):
+        event.listen(store._database.writing, "after_cursor_execute", meet)
+        busy = threading.Event()
+        held = Job(lambda _, busy=busy: (busy.set(), gate.wait(WAIT_S), Change(None))[-1])
+        await store._writer.submit(held)
+        assert await asyncio.to_thread(busy.wait, WAIT_S)
+        renewing += [asyncio.create_task(store.heartbeat([lease])) for lease in leases]
+        await asyncio.sleep(0)  # they are one batch now
+    gate.set()
+    assert await asyncio.gather(*renewing) == [[]] * 4
+    assert "deadlock" not in caplog.text
 
 
 async def test_a_database_that_forgot_what_it_confirmed_is_not_written_to(stores, place, postgres):

@@ -22,7 +22,7 @@ def claims(_: Connection, items: Sequence[str]) -> list[Change[None]]:
 
 
 def job(way: Any, item: str, *touches: str) -> Job[None]:
-    return Job(Alike(way, item, frozenset(touches)))
+    return Job(Alike(way, item), touches=frozenset(touches))
 
 
 def told(jobs: Sequence[Job[Any]]) -> list[list[str]]:

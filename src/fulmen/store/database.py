@@ -4,7 +4,7 @@
 `fulmen.store.writer` are the same for both.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -92,6 +92,13 @@ class Database(Protocol):
 
         Raises:
             StoreError: the database has forgotten what it had confirmed.
+        """
+        ...
+
+    def hold(self, connection: Connection, rollout_ids: Collection[str], /) -> None:
+        """Keep rollouts as they are until the transaction ends, if other processes may want them.
+
+        Each process waits for them in the same order.
         """
         ...
 

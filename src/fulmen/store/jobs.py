@@ -28,8 +28,6 @@ class Alike(Generic[A, T]):
 
     way: Way[A, T]
     item: A
-    touches: frozenset[str] = frozenset()
-    """Ids of the rollouts whose other work must not be overtaken."""
 
     def __call__(self, connection: Connection) -> Change[T]:
         """Do this one alone."""
@@ -42,6 +40,9 @@ class Job(Generic[T]):
 
     work: Work[T]
     future: "Future[T]" = field(default_factory=Future)
+    touches: frozenset[str] = frozenset()
+    """Ids of the rollouts that it changes: no other work on them is overtaken, and they are held
+    from the beginning of its transaction on."""
     promised: bool = False
     """The caller does not wait; losing the work stops the writer."""
     parks: bool = False
@@ -82,11 +83,11 @@ def grouped(jobs: Sequence[Job[Any]]) -> list[list[Job[Any]]]:
             open_.clear()
             continue
         group = open_.get(work.way)
-        if group is None or not group.later.isdisjoint(work.touches):
+        if group is None or not group.later.isdisjoint(job.touches):
             group = open_[work.way] = _Group(len(groups), [])
             groups.append(group)
         group.jobs.append(job)
         for other in open_.values():
             if other.place < group.place:
-                other.later |= work.touches
+                other.later |= job.touches
     return [group.jobs for group in groups]

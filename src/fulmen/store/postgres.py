@@ -7,7 +7,7 @@ tell each other by LISTEN and NOTIFY, and a connection that is lost is made anew
 import contextlib
 import hashlib
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import psycopg
@@ -23,6 +23,7 @@ from fulmen.store import tables
 from fulmen.store.database import READERS, Change
 from fulmen.store.ears import Ears, first_line
 from fulmen.store.news import from_notice, to_notices
+from fulmen.store.reads import states
 
 DEFAULT_SCHEMA = "fulmen"
 PATIENCE_S = 60.0
@@ -154,6 +155,9 @@ class PostgresDatabase:
             f"{self.where}: the database has forgotten what it had confirmed",
             hint="was an older copy of it restored? resume the run from its last checkpoint",
         )
+
+    def hold(self, connection: Connection, rollout_ids: Collection[str]) -> None:
+        states(connection, rollout_ids, hold=True)
 
     def tell(self, connection: Connection, changes: Iterable[Change[object]]) -> None:
         for notice in to_notices(self._sender, changes):

@@ -8,7 +8,7 @@ import asyncio
 import functools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -111,10 +111,10 @@ class SqlStore:
 
     async def give_back(self, leases: Sequence[Lease]) -> None:
         """Undo a claim whose leases nobody has seen; it costs the rollouts no attempt."""
-        await self._write(lambda db: leasing.give_back(db, leases))
+        await self._write(lambda db: leasing.give_back(db, leases), _of(leases))
 
     async def heartbeat(self, leases: Sequence[Lease], *, lease_s: float = 60.0) -> list[Lease]:
-        return await self._write(lambda db: leasing.renew(db, leases, lease_s))
+        return await self._write(lambda db: leasing.renew(db, leases, lease_s), _of(leases))
 
     async def expire_leases(self, *, now: float | None = None) -> list[str]:
         return await self._write(lambda db: endings.expire(db, now))
@@ -137,13 +137,13 @@ class SqlStore:
         whose = f"rollout {lease.rollout.id}, attempt {lease.attempt}"
         text = rows.to_text(outcome, f"the outcome of {whose}")
         result = Result(lease, outcome.failure, text)
-        status = await self._write(Alike(endings.finish, result, frozenset([lease.rollout.id])))
+        status = await self._write(Alike(endings.finish, result), _of([lease]))
         if isinstance(status, endings.Refused):
             raise LeaseLost(f"{whose}: {status.why}; its result was refused")
         return status
 
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
-        return await self._write(lambda db: endings.cancel(db, rollout_ids))
+        return await self._write(lambda db: endings.cancel(db, rollout_ids), rollout_ids)
 
     async def wait_finished(
         self, rollout_ids: Sequence[str], *, timeout_s: float | None = None
@@ -170,11 +170,12 @@ class SqlStore:
         return await self._read(lambda db: reads.results_of(db, rollout_ids))
 
     async def add_rewards(self, rewards: Sequence[Reward]) -> None:
-        await self._write(lambda db: changes.add_rewards(db, rewards))
+        touches = [reward.rollout_id for reward in rewards]
+        await self._write(lambda db: changes.add_rewards(db, rewards), touches)
 
     async def commit_step(self, step: StepRecord) -> None:
         text = rows.to_text(step, f"step {step.step}")
-        await self._write(lambda db: changes.commit_step(db, step, text))
+        await self._write(lambda db: changes.commit_step(db, step, text), step.consumed)
 
     async def add_checkpoint(self, step: int, folder: str) -> None:
         await self._write(lambda db: changes.add_checkpoint(db, step, folder))
@@ -211,10 +212,12 @@ class SqlStore:
 
     async def _keep(self, way: Way[Sequence[rows.Row], None], new: Sequence[rows.Row]) -> None:
         touches = frozenset(str(row["rollout_id"]) for row in new)
-        await self._writer.submit(Job(Alike(way, new, touches), promised=True))
+        await self._writer.submit(Job(Alike(way, new), touches=touches, promised=True))
 
-    async def _write(self, work: Callable[[Connection], Change[T]]) -> T:
-        return await self._writer.run(work)
+    async def _write(
+        self, work: Callable[[Connection], Change[T]], touches: Iterable[str] = ()
+    ) -> T:
+        return await self._writer.run(work, touches)
 
     async def _read(self, look: Callable[[Connection], T]) -> T:
         self._writer.check()
@@ -259,3 +262,7 @@ class SqlStore:
     def _give_back(self, leases: list[Lease]) -> None:
         if leases:
             self._writer.later(Job(lambda db: leasing.give_back(db, leases)))
+
+
+def _of(leases: Iterable[Lease]) -> list[str]:
+    return [lease.rollout.id for lease in leases]

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -121,6 +121,9 @@ class SqliteDatabase:
 
     def first_time(self, _: Connection, _batch: int, /) -> bool:
         return True
+
+    def hold(self, _: Connection, __: Collection[str], /) -> None:
+        return  # nobody else writes
 
     def tell(self, _: Connection, _changes: Iterable[Change[object]], /) -> None:
         return

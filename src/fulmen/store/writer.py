@@ -19,7 +19,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import InvalidStateError
 from typing import Any, TypeVar
 
@@ -101,9 +101,9 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="fulmen-store", daemon=True)
         self._thread.start()
 
-    async def run(self, work: Work[T]) -> T:
-        """Do the work and return its value once it is on disk."""
-        job = Job(work)
+    async def run(self, work: Work[T], touches: Iterable[str] = ()) -> T:
+        """Do the work, which changes these rollouts, and return its value once it is on disk."""
+        job = Job(work, touches=frozenset(touches))
         await self.submit(job)
         try:
             await self.answers.of(job.future)
@@ -258,6 +258,9 @@ class Writer:
 
     def _do(self, connection: Connection, wanted: list[Job[Any]]) -> list[Done]:
         done: list[Done] = []
+        # All in one order at once: two processes that want the same ones, each in the order of its
+        # own work, would wait for each other.
+        self._database.hold(connection, frozenset().union(*(job.touches for job in wanted)))
         for jobs in grouped(wanted):
             done += zip(jobs, self._attempt(connection, jobs), strict=True)
         changes = [outcome for _, outcome in done if isinstance(outcome, Change)]
