@@ -14,7 +14,7 @@ import pytest
 from fulmen.runner.agents import parse_agent
 from fulmen.runner.pool import Pool
 from fulmen.runner.process import WorkerProcess
-from fulmen.schema.errors import LeaseLost
+from fulmen.schema.errors import DataError, LeaseLost
 from fulmen.schema.records import Lease, Outcome, Retry, Rollout, RolloutResult, Task
 from fulmen.store.open import open_store
 from fulmen.store.sql import SqlStore
@@ -437,3 +437,21 @@ async def test_a_result_that_the_store_refuses_is_counted_and_the_pool_goes_on(
         (result,) = await ends(store, ["b"])
         assert working.counters.refused == 1
     assert result.outcome.output == 1
+
+
+async def test_an_outcome_that_the_store_cannot_take_is_the_agents_failure(
+    store, tmp_path, monkeypatch
+):
+    finish = store.finish
+
+    async def narrow(lease: Lease, outcome: Outcome) -> str:
+        if outcome.output == "large":
+            raise DataError("a request of more than 64 MiB")
+        return await finish(lease, outcome)
+
+    monkeypatch.setattr(store, "finish", narrow)
+    await store.enqueue([rollout("a")])
+    async with pool(store, agent(tmp_path, "def solve(task):\n    return 'large'"), workers=1):
+        (result,) = await ends(store, ["a"])
+    assert result.outcome.failure == "agent"
+    assert result.outcome.error.endswith("cannot be kept: a request of more than 64 MiB")
