@@ -18,8 +18,10 @@ from databases import PASSWORD, Postgres, Proxy
 from fulmen.schema.errors import StoreError
 from fulmen.schema.place import schema_of, without_schema
 from fulmen.schema.records import Call, Lease, Outcome, Retry, Rollout, Span, Task, VersionSpan
+from fulmen.store import leasing
 from fulmen.store.database import Change
 from fulmen.store.jobs import Job
+from fulmen.store.leasing import Claim
 from fulmen.store.news import from_notice, to_notices
 from fulmen.store.open import open_store
 from fulmen.store.sql import SqlStore
@@ -184,6 +186,25 @@ async def test_a_claim_does_not_overlook_what_another_process_holds_and_leaves(s
         await asyncio.to_thread(_blocked, place)
         other.rollback()  # as the end of a process would; nobody is told
     assert [lease.rollout.id for lease in await waiting] == ["a"]
+
+
+async def test_nor_does_one_that_others_of_its_batch_leave_nothing(stores, place):
+    here, _ = stores
+    await here.enqueue([rollout(name) for name in "abc"])
+    claims = [Claim([("w1", 2)], 60.0), Claim([("w2", 1)], 60.0)]
+
+    def take() -> list[list[str]]:
+        with here._database.writing.begin() as connection:
+            taken = leasing.take(connection, claims, secret=b"secret")
+        return [[lease.rollout.id for lease in change.value] for change in taken]
+
+    with psycopg.connect(without_schema(place), autocommit=False) as other:
+        held = f"SELECT 1 FROM {schema_of(place)}.rollouts WHERE id = 'c' FOR UPDATE"
+        other.execute(held.encode())
+        taking = asyncio.create_task(asyncio.to_thread(take))
+        await asyncio.to_thread(_blocked, place)
+        other.rollback()
+    assert await taking == [["a", "b"], ["c"]]
 
 
 def _blocked(place: str) -> None:

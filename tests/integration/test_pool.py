@@ -16,7 +16,7 @@ import pytest
 from fulmen.runner.agents import parse_agent
 from fulmen.runner.pool import Pool
 from fulmen.runner.process import WorkerProcess
-from fulmen.schema.errors import LeaseLost
+from fulmen.schema.errors import DataError, LeaseLost
 from fulmen.schema.records import Lease, Outcome, Retry, Rollout, RolloutResult, Task
 from fulmen.store.open import open_store
 from fulmen.store.sql import SqlStore
@@ -194,11 +194,12 @@ async def test_a_cancelled_command_is_ended_with_all_that_it_started(store, tmp_
     await store.enqueue([rollout("a")])
     async with pool(store, command, lease_s=WAIT_S) as working:
         await there(pids)
+        started = [psutil.Process(pid) for pid in map(int, pids.read_text().split())]
         await store.cancel(["a"])
         async with working._idle, asyncio.timeout(WAIT_S / 2):
             await working._idle.wait_for(lambda: working.counters.running == 0)
-        alive = [pid for pid in map(int, pids.read_text().split()) if psutil.pid_exists(pid)]
-        assert all(psutil.Process(pid).status() == "zombie" for pid in alive)
+        _, alive = await asyncio.to_thread(psutil.wait_procs, started, WAIT_S / 2)
+        assert all(process.status() == "zombie" for process in alive)  # nobody took its end
 
 
 async def test_an_attempt_that_ends_before_it_has_begun_is_never_begun(
@@ -451,3 +452,21 @@ async def test_a_result_that_the_store_refuses_is_counted_and_the_pool_goes_on(
         (result,) = await ends(store, ["b"])
         assert working.counters.refused == 1
     assert result.outcome.output == 1
+
+
+async def test_an_outcome_that_the_store_cannot_take_is_the_agents_failure(
+    store, tmp_path, monkeypatch
+):
+    finish = store.finish
+
+    async def narrow(lease: Lease, outcome: Outcome) -> str:
+        if outcome.output == "large":
+            raise DataError("a request of more than 64 MiB")
+        return await finish(lease, outcome)
+
+    monkeypatch.setattr(store, "finish", narrow)
+    await store.enqueue([rollout("a")])
+    async with pool(store, agent(tmp_path, "def solve(task):\n    return 'large'"), workers=1):
+        (result,) = await ends(store, ["a"])
+    assert result.outcome.failure == "agent"
+    assert result.outcome.error.endswith("cannot be kept: a request of more than 64 MiB")

@@ -12,7 +12,7 @@ from typing import ParamSpec, Self
 from fulmen.runner.agents import AgentSpec, check_agent
 from fulmen.runner.process import STOP_GRACE_S, Hooks, Observation, WorkerProcess
 from fulmen.runner.wire import Rewarded, Seen, Setup
-from fulmen.schema.errors import AgentError, LeaseLost, RunOver
+from fulmen.schema.errors import AgentError, DataError, LeaseLost, RunOver
 from fulmen.schema.records import Lease, Outcome
 from fulmen.store.base import Store
 
@@ -243,7 +243,7 @@ class Pool:
             if held.over:
                 self.counters.refused += 1
             else:
-                await self._store.finish(held.lease, outcome)
+                await self._finish(held.lease, outcome)
         except LeaseLost:
             self.counters.refused += 1
         finally:
@@ -251,6 +251,14 @@ class Pool:
             self.counters.running = len(self._held)
             async with self._idle:
                 self._idle.notify_all()
+
+    async def _finish(self, lease: Lease, outcome: Outcome) -> None:
+        try:
+            await self._store.finish(lease, outcome)
+        except DataError as error:
+            # Too large for the way there, say: the agent's doing, and no reason to end others.
+            why = f"its outcome cannot be kept: {error.message}"
+            await self._store.finish(lease, Outcome(failure="agent", error=why))
 
     async def _observed(self, report: Observation) -> None:
         """Keep what an attempt shows while it runs."""
