@@ -2,7 +2,8 @@
 
 Server and client are its own: `LightningStoreServer` as its command `agl store` starts it, but
 silent, and `LightningStoreClient`. The number of a span is the agent's own, which spares the peer
-the request for it that its tracer makes before each span. Arguments: `serve` and how many rollouts
+the request for it that its tracer makes before each span. What its client gives up, after tries of
+its own, is asked again, for as long as it takes. Arguments: `serve` and how many rollouts
 to queue, or `agents` and a `Crowd` as JSON.
 """
 
@@ -13,9 +14,10 @@ import logging
 import secrets
 import socket
 import sys
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
 
+import aiohttp  # pyright: ignore
 from agentlightning import InMemoryLightningStore, LightningStoreClient  # pyright: ignore
 from agentlightning.store.client_server import LightningStoreServer  # pyright: ignore
 from agentlightning.types import (  # pyright: ignore
@@ -27,6 +29,8 @@ from agentlightning.types import (  # pyright: ignore
 
 from store_load import TEXT, Crowd, Round, run_agents, serve_until_told
 
+T = TypeVar("T")
+
 
 class Client:
     """An agent's side."""
@@ -36,36 +40,45 @@ class Client:
 
     async def claim(self, worker: str) -> Any:
         while True:
-            rollout = await self._client.dequeue_rollout(worker)
+            rollout = await _at_last(lambda: self._client.dequeue_rollout(worker))
             if rollout is not None:
                 return rollout
             await asyncio.sleep(0.1)
 
     async def span(self, ticket: Any, what: Round) -> None:
-        await self._client.add_span(
-            Span(
-                rollout_id=ticket.rollout_id,
-                attempt_id=ticket.attempt.attempt_id,
-                sequence_id=what.number + 1,
-                trace_id=secrets.token_hex(16),
-                span_id=secrets.token_hex(8),
-                parent_id=None,
-                name="execute_tool",
-                status=TraceStatus(status_code="OK"),
-                attributes={"gen_ai.tool.name": "sleep", "round": what.number, "text": TEXT},
-                events=[],
-                links=[],
-                start_time=what.started,
-                end_time=what.ended,
-                context=None,
-                parent=None,
-                resource=OtelResource(attributes={}, schema_url=""),
-            )
+        span = Span(
+            rollout_id=ticket.rollout_id,
+            attempt_id=ticket.attempt.attempt_id,
+            sequence_id=what.number + 1,
+            trace_id=secrets.token_hex(16),
+            span_id=secrets.token_hex(8),
+            parent_id=None,
+            name="execute_tool",
+            status=TraceStatus(status_code="OK"),
+            attributes={"gen_ai.tool.name": "sleep", "round": what.number, "text": TEXT},
+            events=[],
+            links=[],
+            start_time=what.started,
+            end_time=what.ended,
+            context=None,
+            parent=None,
+            resource=OtelResource(attributes={}, schema_url=""),
         )
+        await _at_last(lambda: self._client.add_span(span))
 
     async def finish(self, ticket: Any) -> None:
         attempt = ticket.attempt.attempt_id
-        await self._client.update_attempt(ticket.rollout_id, attempt, status="succeeded")
+        name = ticket.rollout_id
+        await _at_last(lambda: self._client.update_attempt(name, attempt, status="succeeded"))
+
+
+async def _at_last(ask: Callable[[], Awaitable[T]]) -> T:
+    """Ask until there is an answer."""
+    while True:
+        try:
+            return await ask()
+        except (aiohttp.ClientError, TimeoutError):
+            continue
 
 
 @contextlib.asynccontextmanager
