@@ -96,6 +96,7 @@ bench-store: $(STAMP) $(AGENTLIGHTNING_STAMP) ## rollouts per second of the stor
 
 bench-trl: $(STAMP) $(TRL_STAMP) ## seconds of training to a held-out reward, beside TRL; SEEDS=1 for fewer runs
 	@$(PY) bench/training.py $(dir $(TRL_STAMP))bin/python $(if $(SEEDS),--seeds $(SEEDS))
+	@$(PY) bench/training.py $(dir $(TRL_STAMP))bin/python --crowded
 
 bench-gpu: $(STAMP) ## what learner and engine use of a GPU; needs one
 	@$(PY) bench/gpu.py

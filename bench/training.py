@@ -14,18 +14,24 @@ whichever was faster in a few steps.
 What is counted: wall time from the start of the first step to the end of the step whose checkpoint
 is the first to reach the target, checkpoints included. What is not: imports, loading, starting
 workers, and evaluation, which is `fulmen eval`, greedy, on all 256 held-out tasks, for every
-checkpoint of either. It happens while TRL waits, and after Fulmen's run has ended.
+checkpoint of either that is not hopeless. It happens while TRL waits, and after Fulmen's run has
+ended.
 
-    python bench/training.py PYTHON [--seeds 3] [--target 0.77] [--steps 160] [--cap 3600]
+    python bench/training.py PYTHON [--seeds 3] [--target 0.77] [--cap 3600]
 
-PYTHON is the interpreter of an environment that has TRL.
+PYTHON is the interpreter of an environment that has TRL. With `--crowded` a few steps of all three
+are timed instead, while as many other programs as there are cores compute beside them: what a user
+sees whose machine has more to do.
 """
 
 import argparse
+import os
 import statistics
 import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from fulmen.trainer.tasks import read_tasks, task_order
@@ -33,6 +39,8 @@ from results import result
 from training_runs import EXAMPLE, RECIPE, Plan, Run, as_installed, fulmen, trl, tuned
 
 PROBE_STEPS = 6
+CROWDED_STEPS = 10
+"""Of each; the first is not counted."""
 PEERS = {"trl": "as installed", "trl_tuned": "with Fulmen's settings of memory and threads"}
 
 
@@ -101,6 +109,43 @@ def report(ours: Sequence[Run], peers: Sequence[Run], name: str, who: str, targe
         )
 
 
+@contextmanager
+def busy(programs: int) -> Iterator[None]:
+    """So many programs compute beside what runs in the context, each in a session of its own."""
+    line = [sys.executable, "-c", "while True: pass"]
+    beside = [subprocess.Popen(line, start_new_session=True) for _ in range(programs)]
+    try:
+        yield
+    finally:
+        for program in beside:
+            program.kill()
+            program.wait()
+
+
+def crowded(options: argparse.Namespace, folder: Path) -> None:
+    """Seconds a step of all three on a machine that has more to do."""
+    plan = make_plan(options, 0, folder / "crowded")
+    with busy(os.cpu_count() or 1):
+        ours = fulmen(plan, steps=CROWDED_STEPS)
+        for name, environment in (("trl", as_installed()), ("trl_tuned", tuned(1))):
+            theirs = trl(plan, name, options.python, environment, CROWDED_STEPS)
+            result(
+                f"{name}.seconds_per_crowded_step",
+                ours.step_s(),
+                "s",
+                peer=f"{version(options.python)}, {PEERS[name]}",
+                peer_value=theirs.step_s(),
+                higher_is_better=False,
+            )
+
+
+def version(python: str) -> str:
+    """TRL's, as the figures name it."""
+    script = "import importlib.metadata as m; print(m.version('trl'))"
+    found = subprocess.check_output([python, "-c", script], text=True).strip()
+    return f"TRL {found} GRPOTrainer"
+
+
 def compare(options: argparse.Namespace, folder: Path) -> None:
     """All seeds, in turns; then the figures."""
     threads = faster_threads(options, folder)
@@ -115,10 +160,8 @@ def compare(options: argparse.Namespace, folder: Path) -> None:
             tell(runs[name][-1], seed)
     if any(run.reached(options.target) is None for run in runs["fulmen"]):
         raise SystemExit(f"a run of Fulmen did not reach {options.target}: nothing to compare")
-    script = "import importlib.metadata as m; print(m.version('trl'))"
-    version = subprocess.check_output([options.python, "-c", script], text=True).strip()
     for name, how in PEERS.items():
-        who = f"TRL {version} GRPOTrainer, {how}"
+        who = f"{version(options.python)}, {how}"
         report(runs["fulmen"], runs[name], name, who, options.target)
 
 
@@ -131,13 +174,15 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=5, help="steps between checkpoints")
     parser.add_argument("--cap", type=float, default=3600.0, help="seconds of a run")
     parser.add_argument("--keep", type=Path, help="folder for the runs; default: not kept")
+    parser.add_argument("--crowded", action="store_true", help="time steps on a busy machine")
     options = parser.parse_args()
+    run = crowded if options.crowded else compare
     if options.keep is not None:
         options.keep.mkdir(parents=True)
-        compare(options, options.keep)
+        run(options, options.keep)
         return
     with tempfile.TemporaryDirectory() as folder:
-        compare(options, Path(folder))
+        run(options, Path(folder))
 
 
 if __name__ == "__main__":

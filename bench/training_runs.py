@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -81,6 +82,12 @@ class Run:
         found = [step for step in sorted(self.held_out) if self.held_out[step] >= target]
         return seconds[found[0]] if found else None
 
+    def promising(self, step: int, target: float) -> bool:
+        """Whether a checkpoint is worth measuring: greedy success of `target` was never seen where
+        the rollouts of the last steps earned less than half as much."""
+        last = [each.reward for each in self.steps if step - 5 < each.step <= step]
+        return statistics.fmean(last) >= target / 2
+
     def sample_rate(self) -> float:
         """Sampled tokens per second of collecting; the first step warms up."""
         return sum(s.sampled for s in self.steps[1:]) / sum(s.collect_s for s in self.steps[1:])
@@ -116,9 +123,10 @@ def tuned(threads: int) -> dict[str, str]:
 # Fulmen
 
 
-def fulmen(plan: Plan, name: str = "fulmen") -> Run:
-    """`fulmen train` with the demo's settings, to the last step; then its checkpoints in turn. The
-    agent has no framework, and nobody watches its tools: TRL's has neither.
+def fulmen(plan: Plan, name: str = "fulmen", steps: int = 0) -> Run:
+    """`fulmen train` with the demo's settings, to the last step; then its checkpoints in turn. Or
+    for so many steps, untested. The agent has no framework, and nobody watches its tools: TRL's has
+    neither.
 
     It measures a few held-out tasks before the first step, as the demo does, and so begins with
     its workers started; TRL begins with everything imported, too.
@@ -131,18 +139,19 @@ def fulmen(plan: Plan, name: str = "fulmen") -> Run:
         "workers": AT_ONCE,
         "val": few,
         "eval-every": 0,
-        "steps": plan.steps,
+        "steps": steps or plan.steps,
         "seed": plan.seed,
-        "checkpoint-every": plan.every,
+        "checkpoint-every": steps or plan.every,
         "keep-checkpoints": plan.steps,
         "out": out,
     }
     _fulmen("train", settings, plan.cap_s, "--no-tracing")
     lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
     run = Run(name, _from_metrics([line for line in lines if "eval" not in line]))
-    for step in run.steps:
+    for step in run.steps if not steps else ():
         folder = out / "checkpoints" / f"step-{step.step:06d}"
-        if folder.is_dir() and run.reached(plan.target) is None:
+        wanted = run.reached(plan.target) is None and run.promising(step.step, plan.target)
+        if folder.is_dir() and wanted:
             run.held_out[step.step] = held_out(plan, folder)
     return run
 
@@ -232,7 +241,8 @@ def trl(plan: Plan, name: str, python: str, environment: dict[str, str], steps: 
 
 def _verdict(plan: Plan, run: Run, checkpoint: Path) -> str:
     last = run.steps[-1]
-    run.held_out[last.step] = held_out(plan, checkpoint)
+    if run.promising(last.step, plan.target):
+        run.held_out[last.step] = held_out(plan, checkpoint)
     done = run.reached(plan.target) is not None or last.seconds > plan.cap_s
     return "end" if done else "go"
 
@@ -249,6 +259,7 @@ def _settings(plan: Plan, name: str, steps: int) -> str:
             "steps": plan.steps,
             "tasks_per_step": RECIPE["tasks-per-step"],
             "group_size": RECIPE["group-size"],
+            "updates": RECIPE["updates-per-step"],
             "learning_rate": RECIPE["learning-rate"],
             "entropy": RECIPE["entropy-coefficient"],
             "max_tokens": RECIPE["max-tokens"],

@@ -9,6 +9,9 @@ counterpart:
 
 * the advantage is divided by the sample's standard deviation (÷ 7) plus 1e-4, where Fulmen takes
   the population's (÷ 8): it is 6 % smaller here, which clipping and Adam hardly notice;
+* where a step has several updates, each is on a random share of its rollouts, where Fulmen keeps
+  groups together; and what they are held near is computed once more, because generation does not
+  record it;
 * when the last allowed call still asks for the tool, TRL does not run it; either way the rollout
   has no answer and is worth nothing;
 * random numbers.
@@ -48,6 +51,8 @@ class Settings:
     """Where the schedule ends."""
     tasks_per_step: int
     group_size: int
+    updates: int
+    """Optimiser steps on the rollouts of a step."""
     learning_rate: float
     entropy: float
     max_tokens: int
@@ -127,20 +132,24 @@ def dataset() -> Dataset:
     return Dataset.from_list(rows)
 
 
-def rate(step: int) -> float:
-    """Share of the peak learning rate in a step (0 is the first), as in Fulmen's optimiser."""
-    if step < WARMUP_STEPS:
-        return (step + 1) / WARMUP_STEPS
-    return max(LEAST_RATE, 1 - (1 - LEAST_RATE) * step / settings.steps)
+def rate(update: int) -> float:
+    """Share of the peak learning rate in an update (0 is the first), as in Fulmen's optimiser."""
+    warmup, total = WARMUP_STEPS * settings.updates, settings.steps * settings.updates
+    if update < warmup:
+        return (update + 1) / warmup
+    return max(LEAST_RATE, 1 - (1 - LEAST_RATE) * update / total)
 
 
 def trainer_settings() -> GRPOConfig:
-    """Fulmen's numbers under TRL's names."""
+    """Fulmen's numbers under TRL's names. What TRL calls a step is an update."""
     return GRPOConfig(
         output_dir=settings.out,
-        max_steps=settings.steps,
+        max_steps=settings.steps * settings.updates,
         # Measured: 64, 32 or 16 rollouts at a time take as much CPU time as all at once.
-        per_device_train_batch_size=settings.tasks_per_step * settings.group_size,
+        per_device_train_batch_size=settings.tasks_per_step
+        * settings.group_size
+        // settings.updates,
+        steps_per_generation=settings.updates,
         gradient_accumulation_steps=1,
         num_generations=settings.group_size,
         num_iterations=1,
@@ -215,14 +224,17 @@ class Report(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:  # noqa: ARG002
         assert self.trainer is not None
+        step, more_updates = divmod(state.global_step, settings.updates)
+        if more_updates:
+            return
         seconds = time.perf_counter() - self.begun - self.paused
-        due = state.global_step % settings.checkpoint_every == 0
-        folder = Path(settings.out) / f"step-{state.global_step:06d}"
+        due = step % settings.checkpoint_every == 0
+        folder = Path(settings.out) / f"step-{step:06d}"
         if due:
             more["model"].save_pretrained(folder)
             self.original.save_pretrained(folder)
         line = {
-            "step": state.global_step,
+            "step": step,
             "seconds": seconds,
             "step_s": seconds - self.last,
             "rollout_s": self.trainer.rollout_s,

@@ -53,6 +53,7 @@ CASES: dict[str, dict[str, Any]] = {
         "kl_coefficient": 0.1,
         "entropy_coefficient": 0.01,
         "updates_per_step": 2,
+        "epochs": 2,
         "old": "learner",
     },
     "adapter": {"micro_batch_tokens": 14, "kl_coefficient": 0.1},

@@ -44,8 +44,15 @@ def test_a_correction_needs_the_learners_own_probabilities():
 
 
 def test_warm_up_and_schedule_count_every_update_of_a_step():
-    made = optimiser_of(config(steps=10, warmup_steps=3, updates_per_step=4, schedule="linear"))
-    assert (made.warmup_steps, made.total_steps) == (12, 40)
+    updates = {"updates_per_step": 4, "epochs": 2}
+    made = optimiser_of(config(steps=10, warmup_steps=3, schedule="linear", **updates))
+    assert (made.warmup_steps, made.total_steps) == (24, 80)
+
+
+def test_a_loss_without_a_trust_region_does_not_see_rollouts_twice():
+    with pytest.raises(ConfigError, match="epochs is 2, and loss 'reinforce' has nothing that"):
+        config(algorithm="rloo", epochs=2)
+    config(algorithm="rejection", epochs=2)
 
 
 def test_a_loss_of_the_users_own_is_used(tmp_path: Path):

@@ -205,6 +205,8 @@ def test_values_are_held_near_those_from_before_the_step_not_the_update(kind):
     learner, _, _ = make(kind, tiny_model(), clip=0.01, updates_per_step=2)
     metrics = learner.learn(items)
     assert metrics["learn/value_clip_fraction"] == 0.5
+    learner, _, _ = make(kind, tiny_model(), clip=0.01, updates_per_step=2, epochs=2)
+    assert learner.learn(items)["learn/value_clip_fraction"] == 0.75
     learner, _, _ = make(kind, tiny_model(), clip=0.01)
     assert learner.learn(items)["learn/value_clip_fraction"] == 0.0
 

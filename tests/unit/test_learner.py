@@ -4,6 +4,7 @@ import copy
 import itertools
 import math
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from transformers import Qwen3ForCausalLM
 from batches import batch_of, credited
 from fulmen.learner.learner import Learner, shares
 from fulmen.learner.logprobs import score
-from fulmen.learner.losses import supervised
+from fulmen.learner.losses import clipped_surrogate, supervised
 from fulmen.learner.metrics import Tally
 from fulmen.learner.objective import Objective
 from fulmen.learner.optimiser import OptimiserConfig
@@ -189,6 +190,36 @@ def test_several_updates_a_step_use_every_rollout_once(model):
     assert metrics["learn/updates"] == 2
     assert trainer.version == 2
     assert metrics["learn/computed_tokens"] == 18
+
+
+def test_several_epochs_are_as_much_learning_as_several_steps_on_the_same_calls(model):
+    """The anchor of both is what the engine recorded."""
+    items = [c for name in "abc" for c in conversation(name, 1.0)]
+    twin_model = copy.deepcopy(model)
+    metrics = learner(model, epochs=3, updates_per_step=2).learn(items)
+    twin = learner(twin_model, updates_per_step=2)
+    each = [twin.learn(items) for _ in range(3)]
+    assert (metrics["learn/updates"], twin.version) == (6, 6)
+    assert metrics["learn/loss"] == pytest.approx(sum(step["learn/loss"] for step in each) / 3)
+    assert metrics["learn/sampled_tokens"] == each[0]["learn/sampled_tokens"]
+    assert metrics["learn/computed_tokens"] == 3 * each[0]["learn/computed_tokens"]
+    assert metrics["learn/gap_mean"] == each[0]["learn/gap_mean"], "later differences are learning"
+    for ours, theirs in zip(model.parameters(), twin_model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_every_epoch_is_held_near_the_policy_of_before_the_step(model):
+    """One call, a region that the first update leaves: the other two have nothing to add."""
+    narrow = partial(clipped_surrogate, low=1e-4, high=1e-4)
+    trainer = learner(model, epochs=3, old="learner", loss=narrow)
+    metrics = trainer.learn([credited((1, 2), (3, 4))])
+    assert (metrics["learn/updates"], metrics["learn/empty_updates"]) == (1, 2)
+    assert metrics["learn/clip_fraction"] == pytest.approx(2 / 3)
+
+
+def test_tokens_that_exclude_themselves_in_every_epoch_are_counted_once(model):
+    items = [credited((1, 2), (3, 4), logprobs=UNKNOWN), credited((1, 2), (5,), rollout="s")]
+    assert learner(model, epochs=3).learn(items)["learn/unusable_tokens"] == 2
 
 
 def test_saving_and_loading_goes_on_exactly_where_it_was(model, tmp_path):

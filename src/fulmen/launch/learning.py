@@ -200,11 +200,12 @@ def _arguments(config: TrainConfig) -> dict[str, Any]:
 
 
 def _optimiser(config: TrainConfig) -> OptimiserConfig:
+    updates = config.updates_per_step * config.epochs
     return OptimiserConfig(
         learning_rate=config.learning_rate,
-        warmup_steps=config.warmup_steps * config.updates_per_step,
+        warmup_steps=config.warmup_steps * updates,
         schedule=config.schedule,
-        total_steps=config.steps * config.updates_per_step,
+        total_steps=config.steps * updates,
         max_grad_norm=config.max_grad_norm,
         weight_decay=config.weight_decay,
         beta2=config.adam_beta2,

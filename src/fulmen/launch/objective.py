@@ -26,6 +26,7 @@ def make_objective(config: TrainConfig) -> Objective:
         kl_in_reward=config.kl_in_reward,
         entropy_coefficient=config.entropy_coefficient,
         updates_per_step=config.updates_per_step,
+        epochs=config.epochs,
         micro_batch_tokens=config.micro_batch_tokens,
         max_staleness=config.max_staleness,
     )

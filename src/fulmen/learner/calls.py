@@ -27,6 +27,16 @@ def lengths(batch: MicroBatch) -> list[int]:
     return [len(item.transition.completion_ids) for item in batch.items]
 
 
+def distinct(shares: Iterable[Sequence[Credited]]) -> list[Credited]:
+    """The calls of all shares, each once.
+
+    >>> one, two = uncredited([_call(3), _call(4)])
+    >>> len(distinct([[one, two], [two], [one, two]]))
+    2
+    """
+    return list({id(item): item for share in shares for item in share}.values())
+
+
 def uncredited(transitions: Sequence[Transition]) -> list[Credited]:
     """Calls as the learner lays them out, before anything is known of their worth."""
     return [Credited(transition=transition, advantage=0.0) for transition in transitions]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from fulmen.learner.batch import Layout, MicroBatch, lay_out
-from fulmen.learner.calls import CallNumbers, by_call, lengths
+from fulmen.learner.calls import CallNumbers, by_call, distinct, lengths
 from fulmen.learner.layouts import layout_for
 from fulmen.learner.logprobs import hidden_before
 from fulmen.learner.losses import value_loss
@@ -110,8 +110,11 @@ class OwnCritic:
     def learn(
         self, shares: Sequence[Sequence[Credited]], normaliser: Normaliser, tally: Tally
     ) -> None:
-        """Take one optimiser step on each share's returns, if they say anything."""
-        before = self.values([item for share in shares[1:] for item in share])
+        """Take one optimiser step on each share's returns, if they say anything.
+
+        A share may come again: values are held near those from before all steps.
+        """
+        before = self.values(distinct(shares[1:]))
         for share in shares:
             batches = self._lay_out(share, normaliser(share))
             for batch in batches:

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from fulmen.engine.grammar import GrammarCompiler
 from fulmen.engine.pytorch.attention import prepare
 from fulmen.learner.batch import Layout, MicroBatch, lay_out
-from fulmen.learner.calls import CallNumbers, by_call, in_lists, uncredited
+from fulmen.learner.calls import CallNumbers, by_call, distinct, in_lists, uncredited
 from fulmen.learner.checkpoint import (
     PROGRESS,
     STATE,
@@ -102,14 +102,15 @@ class Learner:
         The normaliser counts them, too.
         """
         started = time.perf_counter()
-        tally = Tally()
+        passes = self.objective.epochs
+        tally = Tally(passes)
         fresh = [item for item in credited if not self._stale(item)]
         tally.add_stale(_sampled(credited) - _sampled(fresh))
         parts = shares(fresh, self.objective.updates_per_step)
         if isinstance(self._critic, OwnCritic):
-            self._critic.learn(parts, self.objective.normaliser, tally)
-        updates = [share for share in parts if any(map(self._teaches, share))]
-        later = [item for share in updates[1:] for item in share if self._teaches(item)]
+            self._critic.learn(parts * passes, self.objective.normaliser, tally)
+        updates = [share for share in parts if any(map(self._teaches, share))] * passes
+        later = [item for item in distinct(updates[1:]) if self._teaches(item)]
         old, values = self._old_logprobs(later), self._old_values(later)
         for index, share in enumerate(updates):
             pairs = zip(share, self.objective.normaliser(share), strict=True)

@@ -34,7 +34,9 @@ _NO_VARIANCE = 1e-12
 class Tally:
     """Collects per-token numbers; means are over tokens, not over micro-batches."""
 
-    def __init__(self) -> None:
+    def __init__(self, passes: int = 1) -> None:
+        """Every token comes by so many times."""
+        self._passes = passes
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
         self._maxima: dict[str, float] = {}
@@ -151,7 +153,7 @@ class Tally:
             result["learn/learning_rate"] = self._rate
         result |= {
             "learn/stale_tokens": float(self._stale),
-            "learn/unusable_tokens": float(self._unusable),
+            "learn/unusable_tokens": self._unusable / self._passes,
             "learn/skipped_updates": float(self._skipped),
             "learn/empty_updates": float(self._empty),
             "learn/updates": float(len(self._grad_norms)),

@@ -41,7 +41,9 @@ class Objective:
     entropy_coefficient: float = 0.0
     """η."""
     updates_per_step: int = 1
-    """Optimiser steps taken on the rollouts of a training step, each on a share of them."""
+    """Optimiser steps of one pass over a training step's rollouts, each on a share of them."""
+    epochs: int = 1
+    """Passes over a training step's rollouts."""
     micro_batch_tokens: int = 8192
     """Positions of one forward pass, unless a single call has more."""
     max_staleness: int | None = None

@@ -93,6 +93,11 @@ CONTRADICTIONS = (
         "call earned what",
     ),
     Contradiction(
+        lambda v: v["loss"] == "reinforce" and v["epochs"] > 1,
+        "epochs is {epochs}, and loss 'reinforce' has nothing that holds the policy near the one "
+        "that sampled; make it 1, or take loss clip, gspo or cispo",
+    ),
+    Contradiction(
         lambda v: v["whitening"] == "task" and v["task_kind"] is None,
         "whitening 'task' needs task_kind, a key of the tasks' metadata",
     ),

@@ -167,7 +167,10 @@ class TrainConfig(CreditSettings, LossSettings, ScaleSettings, RunSettings):
     schedule: Literal["constant", "linear"] = "constant"
     """After warm-up: stay, or fall in a line to 5 % at the last update."""
     updates_per_step: int = Field(default=1, ge=1)
-    """Optimiser steps taken on each step's rollouts, each on its own share of them."""
+    """Optimiser steps of one pass over a step's rollouts, each on its own share of them."""
+    epochs: int = Field(default=1, ge=1)
+    """Passes over each step's rollouts: more is learned from each, as far as the loss's trust
+    region lets it."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients longer than this are shortened to it."""
     weight_decay: float = Field(default=0.0, ge=0)
