@@ -112,12 +112,13 @@ def solve(task: dict) -> str:
             }
         )
         for call in calls:
-            result = _call(call.function.arguments)
+            result = answer_call(call.function.arguments)
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     return content
 
 
-def _call(arguments: str) -> str:
+def answer_call(arguments: str) -> str:
+    """Run the tool on arguments as the model wrote them; errors are answers, too."""
     try:
         return calculator(json.loads(arguments)["expression"])
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -37,6 +37,7 @@ class FakeGateway:
         body = await request.json()
         marker = body["messages"][-1]["content"]
         key = request.headers.get("authorization", "").removeprefix("Bearer ")
+        assert request.headers.get("x-api-key", key) == key
         self.keys.setdefault(marker, []).append(key)
         message = {"role": "assistant", "content": f"re: {marker}"}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
@@ -126,10 +127,33 @@ LATE_IMPORT = """
             ).choices[0].message.content for t in range(2)]
 """
 
+WITHOUT_OPENAI = """
+    import http.client, json, os, threading, urllib.request
+    import requests
+    url, key = os.environ["OPENAI_BASE_URL"] + "/chat/completions", os.environ["OPENAI_API_KEY"]
+    session, threads = requests.Session(), threading.local()
+    def by_requests(body):
+        return session.post(url, json=body, headers={"Authorization": "Bearer " + key}).json()
+    def by_urllib(body):
+        request = urllib.request.Request(url, json.dumps(body).encode(), {"X-Api-Key": key})
+        return json.load(urllib.request.urlopen(request))
+    def by_http_client(body):
+        if not hasattr(threads, "connection"):
+            threads.connection = http.client.HTTPConnection(url.split("/")[2])
+        threads.connection.request("POST", "/v1/chat/completions", json.dumps(body))
+        return json.load(threads.connection.getresponse())
+    def solve(task):
+        return [SENDER({"model": "m", "messages": [
+                    {"role": "user", "content": f"{task['n']}/{t}"}]}
+                )["choices"][0]["message"]["content"] for t in range(2)]
+"""
+SHARED = {"async": ASYNC_CLIENT, "thread-pool": SYNC_CLIENT, "late-import": LATE_IMPORT} | {
+    name: WITHOUT_OPENAI.replace("SENDER", f"by_{name}")
+    for name in ("requests", "urllib", "http_client")
+}
 
-@pytest.mark.parametrize(
-    "source", [ASYNC_CLIENT, SYNC_CLIENT, LATE_IMPORT], ids=["async", "thread-pool", "late-import"]
-)
+
+@pytest.mark.parametrize("source", SHARED.values(), ids=SHARED)
 async def test_a_shared_client_sends_each_rollout_s_own_key(tmp_path, source):
     gateway = FakeGateway()
     async with Listening(gateway.app, "127.0.0.1", 0) as server:
@@ -144,7 +168,16 @@ async def test_a_shared_client_sends_each_rollout_s_own_key(tmp_path, source):
     assert all(key.startswith("fulmen-") for key in set.union(*keys))
 
 
-async def test_the_key_is_not_sent_to_other_hosts(tmp_path):
+@pytest.mark.parametrize(
+    "post",
+    [
+        "httpx.post(url, json=body)",
+        "requests.post(url, json=body)",
+        "urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()))",
+    ],
+    ids=["httpx", "requests", "urllib"],
+)
+async def test_the_key_is_not_sent_to_other_hosts(tmp_path, post):
     gateway, elsewhere = FakeGateway(), FakeGateway()
     async with (
         Listening(gateway.app, "127.0.0.1", 0) as server,
@@ -153,11 +186,11 @@ async def test_the_key_is_not_sent_to_other_hosts(tmp_path):
         agent = write_agent(
             tmp_path,
             f"""
-            import httpx
-            async def solve(task):
+            import json, urllib.request, httpx, requests
+            def solve(task):
+                url = "{other.url}/v1/chat/completions"
                 body = {{"messages": [{{"content": "x"}}]}}
-                async with httpx.AsyncClient() as client:
-                    await client.post("{other.url}/v1/chat/completions", json=body)
+                {post}
             """,
         )
         await run(tmp_path, agent + ":solve", [rollout(1)], url=server.url)

@@ -20,7 +20,7 @@ from transformers import (
 from fulmen.engine.adapters import AdapterConfig, add_adapter
 from fulmen.engine.base import GenerateRequest
 from fulmen.engine.pytorch.attention import CacheView
-from fulmen.engine.pytorch.dense import DenseForward, supports
+from fulmen.engine.pytorch.dense import DenseForward, Part, supports
 from fulmen.engine.pytorch.engine import LocalEngine
 from fulmen.engine.pytorch.prefix import BLOCK, PrefixCache
 from fulmen.schema.errors import EngineError
@@ -81,7 +81,7 @@ def in_pieces(model, ids, cuts):
     parts = []
     for start, stop in zip((0, *cuts), (*cuts, ids.shape[1]), strict=True):
         positions = torch.arange(start, stop).expand(len(ids), -1)
-        parts.append(dense.hidden(ids[:, start:stop], CacheView(cache, 0, positions, stop)))
+        parts += dense.hidden([Part(ids[:, start:stop], CacheView(cache, 0, positions, stop))])
     hidden = torch.cat(parts, dim=1)
     return dense.project(hidden.flatten(0, 1)).view(*ids.shape, -1)
 
@@ -95,6 +95,25 @@ def test_whole_or_in_pieces_it_computes_the_models_logits(family):
         want = model(input_ids=ids).logits
     for cuts in ((), (13,), (13, 29), tuple(range(1, 30))):
         np.testing.assert_allclose(in_pieces(model, ids, cuts), want, atol=2e-5)
+
+
+@torch.no_grad()
+def test_sequences_at_work_and_new_ones_are_one_pass_and_do_not_see_each_other():
+    """Two are a token further, three begin: with what each would have had alone."""
+    model = build()
+    dense, cache = DenseForward(model), cache_for(model, 5, 64)
+    old, new = torch.randint(1, 50, (2, 12)), torch.randint(1, 50, (3, 7))
+    before = torch.arange(11).expand(2, -1)
+    dense.hidden([Part(old[:, :11], CacheView(cache, 0, before, 11))])
+    at_work = Part(old[:, 11:], CacheView(cache, 0, torch.full((2, 1), 11), 12))
+    begun = Part(new, CacheView(cache, 2, torch.arange(7).expand(3, -1), 7))
+    first, second = dense.hidden([at_work, begun])
+    np.testing.assert_allclose(
+        dense.project(first[:, 0]), model(input_ids=old).logits[:, -1], atol=2e-5
+    )
+    np.testing.assert_allclose(
+        dense.project(second[:, -1]), model(input_ids=new).logits[:, -1], atol=2e-5
+    )
 
 
 @pytest.mark.parametrize("family", ["qwen3-tied", "llama-biases"])
@@ -123,7 +142,7 @@ def test_new_weights_are_served_after_a_refresh():
             parameter.mul_(1.1)
         dense.refresh()
         view = CacheView(cache_for(model, 2, 16), 0, torch.arange(9).expand(2, -1), 9)
-        got = dense.project(dense.hidden(ids, view)[:, -1])
+        got = dense.project(dense.hidden([Part(ids, view)])[0][:, -1])
         want = model(input_ids=ids).logits[:, -1]
     np.testing.assert_allclose(got, want, atol=2e-5)
 

@@ -48,6 +48,22 @@ class Rows:
         places = {name: torch.tensor(own, device=device) for name, own in found.items()}
         return cls(len(adapters) * columns, places)
 
+    @classmethod
+    def joined(cls, parts: "Sequence[Rows]") -> "Rows":
+        """The rows of all parts, one part after the other.
+
+        >>> one = Rows.of(["a", None], 1, torch.device("cpu"))
+        >>> Rows.joined([one, one]).places["a"].tolist()
+        [0, 2]
+        """
+        found: dict[str, list[Tensor]] = {}
+        before = 0
+        for part in parts:
+            for name, own in part.places.items():
+                found.setdefault(name, []).append(own + before)
+            before += part.tokens
+        return cls(before, {name: torch.cat(own) for name, own in found.items()})
+
     def table(self, adapters: Sequence[str]) -> Tensor:
         """(N, K) float32: 1 where a token is computed with the adapter of the column, else 0.
 

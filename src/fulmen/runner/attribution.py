@@ -1,8 +1,8 @@
 """Which rollout a request belongs to, when many share one process.
 
-The rollout key of the current attempt is a context variable. `httpx` and `httpx2`, which the
-clients of OpenAI and Anthropic send with, are changed to put it on requests to the gateway, and on
-no others. So a client made once, at import, still sends every rollout's own key.
+The rollout key of the current attempt is a context variable. What agents send HTTP with is changed
+to put it on requests to the gateway, and on no others (`senders.py`). So a client made once, at
+import, still sends every rollout's own key.
 """
 
 import contextvars
@@ -10,10 +10,10 @@ import functools
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
+from fulmen.runner.senders import change_http_client, change_httpx
 from fulmen.tracing.imports import after_import
 from fulmen.tracing.stream import SpanStream
 
@@ -22,8 +22,6 @@ current_key: contextvars.ContextVar[str | None] = contextvars.ContextVar(
 )
 """The key of the attempt that the running code belongs to."""
 
-_LIBRARIES = ("httpx", "httpx2")
-
 
 def install(gateway: str, spans: SpanStream | None = None) -> None:
     """Attribute requests to the gateway (its base URL) from now on, in this process.
@@ -31,39 +29,29 @@ def install(gateway: str, spans: SpanStream | None = None) -> None:
     With the spans of the agent's framework they also say which agent asks, and under which span.
     """
     parts = urlsplit(gateway)
-    sign = functools.partial(_sign, host=parts.hostname, port=parts.port, spans=spans)
-    after_import({name: functools.partial(_patch, sign=sign) for name in _LIBRARIES})
+    sign = functools.partial(_sign, gateway=(parts.hostname, parts.port), spans=spans)
+    after_import(
+        {
+            "httpx": functools.partial(change_httpx, sign=sign),
+            "httpx2": functools.partial(change_httpx, sign=sign),
+            "http.client": functools.partial(change_http_client, sign=sign),
+        }
+    )
     _keep_context_in_threads()
 
 
 def _sign(
-    request: Any,  # noqa: ANN401 - httpx.Request
-    *,
     host: str | None,
     port: int | None,
+    *,
+    gateway: tuple[str | None, int | None],
     spans: SpanStream | None,
-) -> None:
+) -> dict[str, str] | None:
     key = current_key.get()
-    if key is None or (request.url.host, request.url.port) != (host, port):
-        return
-    request.headers["authorization"] = f"Bearer {key}"
-    if "x-api-key" in request.headers:
-        request.headers["x-api-key"] = key
-    if spans is not None:
-        request.headers.update(spans.headers())
-
-
-def _patch(library: ModuleType, sign: Callable[[Any], None]) -> None:
-    def signed(send: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(send)
-        def wrapper(client: Any, request: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            sign(request)
-            return send(client, request, *args, **kwargs)
-
-        return wrapper
-
-    for client in (library.Client, library.AsyncClient):
-        client.send = signed(client.send)
+    if key is None or (host, port) != gateway:
+        return None
+    told = spans.headers() if spans is not None else {}
+    return {**told, "authorization": f"Bearer {key}", "x-api-key": key}
 
 
 def _keep_context_in_threads() -> None:

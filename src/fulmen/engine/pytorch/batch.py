@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from fulmen.engine.adapted import Rows, chosen
 from fulmen.engine.adapters import adapter_names
 from fulmen.engine.pytorch.attention import CacheView, serving
-from fulmen.engine.pytorch.dense import DenseForward, supports
+from fulmen.engine.pytorch.dense import DenseForward, Part, supports
 from fulmen.engine.pytorch.masks import forbid
 from fulmen.engine.pytorch.prefix import BLOCK, BlockKey, PrefixCache
 from fulmen.engine.pytorch.sampling import choose, uniforms
@@ -84,44 +84,55 @@ class Batch:
         places, _ = self._prefixes.match(sequence.ids, sequence.adapter)
         return len(sequence.ids) - BLOCK * len(places)
 
-    def prefill(self, wave: Items[Sequence], max_tokens: int) -> Sampled:
-        """Give each sequence a slot, compute its tokens so far, and sample its next one.
+    def step(self, wave: Items[Sequence], max_tokens: int) -> Sampled:
+        """Sample the next token of every sequence: of those at work, and of a wave of new ones,
+        which get slots behind them and whose tokens so far are computed in the same pass.
 
         Wide waves are computed in pieces of at most about `max_tokens` positions.
         """
-        first = len(self.sequences)
+        before = len(self.sequences)
         self.sequences += wave
-        self._reserve(len(self.sequences), max(len(s.ids) for s in wave) + 1)
-        for slot, sequence in enumerate(wave, start=first):
+        self._reserve(len(self.sequences), max(len(s.ids) for s in self.sequences) + 1)
+        for slot, sequence in enumerate(wave, start=before):
             places, _ = self._prefixes.match(sequence.ids, sequence.adapter)
             self._prefixes.load(places, self._cache[:, slot])
             sequence.cached = len(places) * BLOCK
             self.reused_tokens += sequence.cached
-        widest = max(len(s.ids) - s.cached for s in wave)
-        piece = max(1, max_tokens // len(wave))
-        hidden = [self._forward(wave, first, at, piece) for at in range(0, widest, piece)]
-        last = torch.tensor([len(s.ids) - s.cached - 1 for s in wave], device=self._device)
-        rows = torch.arange(len(wave), device=self._device)
-        logits = self._project(torch.cat(hidden, dim=1)[rows, last], self._rows(wave, 1))
-        for slot, sequence in enumerate(wave, start=first):
             self.prefilled_tokens += len(sequence.ids) - sequence.cached
-            sequence.cached = len(sequence.ids)
-            self._prefixes.store(sequence.ids, self._cache[:, slot], sequence.adapter)
-        return self._sample(wave, logits)
-
-    def decode(self) -> Sampled:
-        """Compute the last sampled token of every sequence and sample the next one."""
-        count = len(self.sequences)
-        tokens = torch.tensor([s.ids[-1] for s in self.sequences], device=self._device)
-        positions = torch.tensor([s.cached for s in self.sequences], device=self._device)
-        longest = max(s.cached for s in self.sequences) + 1
-        self._reserve(count, longest)
-        view = CacheView(self._cache, 0, positions[:, None], _rounded(longest))
-        rows = self._rows(self.sequences, 1)
-        logits = self._project(self._run(tokens[:, None], view, rows)[:, 0], rows)
+        last = self._last_hidden(before, wave, max_tokens)
+        logits = self._project(last, self._rows(self.sequences, 1))
         for sequence in self.sequences:
-            sequence.cached += 1
+            sequence.cached = len(sequence.ids)
+        for slot, sequence in enumerate(wave, start=before):
+            self._prefixes.store(sequence.ids, self._cache[:, slot], sequence.adapter)
         return self._sample(self.sequences, logits)
+
+    def _last_hidden(self, before: int, wave: Items[Sequence], max_tokens: int) -> Tensor:
+        """(B, E) of the last token of every sequence, of which the first `before` are at work."""
+        widest = max((len(s.ids) - s.cached for s in wave), default=0)
+        # A short sequence's padding may reach past its own tokens. Views are of the cache as it is
+        # now: it may not grow until all are computed.
+        self._reserve(len(self.sequences), max((s.cached for s in wave), default=0) + widest + 1)
+        parts = [self._newest(before)] if before else []
+        if not wave:
+            return self._run(parts)[0][:, 0]
+        piece = max(1, max_tokens // len(wave))
+        first, *others = [self._piece(wave, before, at, piece) for at in range(0, widest, piece)]
+        *at_work, head = self._run([*parts, first])
+        hidden = torch.cat([head, *(self._run([other])[0] for other in others)], dim=1)
+        ends = torch.tensor([len(s.ids) - s.cached - 1 for s in wave], device=self._device)
+        new = hidden[torch.arange(len(wave), device=self._device), ends]
+        return torch.cat([*(own[:, 0] for own in at_work), new])
+
+    def _newest(self, count: int) -> tuple[Part, Rows | None]:
+        """The last sampled token of each of the first sequences."""
+        own = self.sequences[:count]
+        tokens = torch.tensor([s.ids[-1] for s in own], device=self._device)
+        positions = torch.tensor([s.cached for s in own], device=self._device)
+        view = CacheView(
+            self._cache, 0, positions[:, None], _rounded(max(s.cached for s in own) + 1)
+        )
+        return Part(tokens[:, None], view), self._rows(own, 1)
 
     def remove(self, sequence: Sequence, *, keep: bool = True) -> None:
         """Free a sequence's slot; `keep` leaves its full blocks in the prefix cache."""
@@ -148,8 +159,10 @@ class Batch:
             self._dense.refresh()
         return evicted
 
-    def _forward(self, wave: Items[Sequence], first: int, at: int, piece: int) -> Tensor:
-        """Hidden states (P, C, E) of columns at … at + C − 1 of each sequence's uncached tokens.
+    def _piece(
+        self, wave: Items[Sequence], first: int, at: int, piece: int
+    ) -> tuple[Part, Rows | None]:
+        """Columns at … at + C − 1 of each sequence's uncached tokens.
 
         Shorter sequences are padded at the end; what that writes lies beyond their length and is
         overwritten before it can be seen.
@@ -162,16 +175,14 @@ class Batch:
             ids[row, : len(found)] = found
         starts = np.array([s.cached for s in wave]) + at
         positions = starts[:, None] + np.arange(columns)
-        # A short sequence's padding may reach past the slot: it writes to the last position.
-        self._reserve(first + len(wave), int(starts.max()) + columns + 1)
         view = CacheView(
             self._cache,
             first,
             torch.as_tensor(positions, device=self._device),
             _rounded(int(positions.max()) + 1),
         )
-        rows = self._rows(wave, columns)
-        return self._run(torch.as_tensor(ids, device=self._device), view, rows)
+        part = Part(torch.as_tensor(ids, device=self._device), view)
+        return part, self._rows(wave, columns)
 
     def _rows(self, sequences: Items[Sequence], columns: int) -> Rows | None:
         """Which adapters so many tokens of each sequence have; None: there is no choice."""
@@ -179,12 +190,17 @@ class Batch:
             return None
         return Rows.of([s.adapter for s in sequences], columns, self._device)
 
-    def _run(self, ids: Tensor, view: CacheView, rows: Rows | None) -> Tensor:
-        if self._dense is not None:
-            return self._dense.hidden(ids, view, rows)
-        with serving(view), _computed(rows):
+    def _run(self, parts: Items[tuple[Part, Rows | None]]) -> list[Tensor]:
+        """Hidden states (P, C, E) of each part: in one pass, where the model allows that."""
+        if self._dense is None:
+            return [self._alone(part, rows) for part, rows in parts]
+        rows = [own for _, own in parts if own is not None]
+        return self._dense.hidden([part for part, _ in parts], Rows.joined(rows) if rows else None)
+
+    def _alone(self, part: Part, rows: Rows | None) -> Tensor:
+        with serving(part.view), _computed(rows):
             return self._model.get_decoder()(
-                input_ids=ids, position_ids=view.positions, use_cache=False
+                input_ids=part.ids, position_ids=part.view.positions, use_cache=False
             ).last_hidden_state
 
     def _project(self, hidden: Tensor, rows: Rows | None) -> Tensor:

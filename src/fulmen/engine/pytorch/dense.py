@@ -11,6 +11,7 @@ adapters only these.
 """
 
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,16 @@ _FIXED_ROPES = {"default", "linear", "llama3", "yarn"}
 """Those whose angles depend on the position alone, so that they can be tabled."""
 _MAX_WEIGHT_BYTES = 2 << 30
 """Above it a second copy of the weights costs more than it gains."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one forward pass computes of sequences that have equally many new tokens, or padding."""
+
+    ids: Tensor
+    """(P, C) int64."""
+    view: CacheView
+    """Where they stand, and what they see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,33 +79,43 @@ class DenseForward:
         for product in self._products:
             product.refresh()
 
-    def hidden(self, ids: Tensor, view: CacheView, rows: Rows | None = None) -> Tensor:
-        """(P, C) token ids to (P, C, E) hidden states, writing keys and values into the cache.
+    def hidden(self, parts: Sequence[Part], rows: Rows | None = None) -> list[Tensor]:
+        """Hidden states (P, C, E) of each part, writing keys and values into the cache.
 
-        `rows` says which of several adapters each token has.
+        All parts are one pass, but for attention. `rows` says which of several adapters each token
+        has, one part after the other.
         """
         decoder = self._model.get_decoder()
         table = self._table(rows)
-        places = view.positions.reshape(-1)
-        cos, sin = self._angles(places, view.length)
-        x = functional.embedding(ids.reshape(-1), decoder.embed_tokens.weight.detach())  # (N, E)
+        places = torch.cat([part.view.positions.reshape(-1) for part in parts])
+        cos, sin = self._angles(places, max(part.view.length for part in parts))
+        ids = torch.cat([part.ids.reshape(-1) for part in parts])
+        x = functional.embedding(ids, decoder.embed_tokens.weight.detach())  # (N, E)
         for number, layer in enumerate(self._layers):
             joined = layer.query_key_value(self._norm(x, layer.attention_norm), table)
-            mixed = self._attend(number, layer, joined, cos, sin, view)
+            mixed = self._attend(number, layer, joined, cos, sin, parts)
             x = layer.output.added_to(x, mixed, table)
             gate, up = layer.gate_up(self._norm(x, layer.mlp_norm), table).chunk(2, dim=-1)
             x = layer.down.added_to(x, functional.silu(gate) * up, table)
-        return self._norm(x, decoder.norm.weight.detach()).view(*ids.shape, -1)
+        x = self._norm(x, decoder.norm.weight.detach())
+        sizes = [part.ids.numel() for part in parts]
+        pairs = zip(x.split(sizes), parts, strict=True)
+        return [own.view(*part.ids.shape, -1) for own, part in pairs]
 
     def project(self, hidden: Tensor, rows: Rows | None = None) -> Tensor:
         """(P, E) hidden states to (P, V) logits."""
         return self._head(hidden, self._table(rows))
 
     def _attend(
-        self, number: int, layer: _Layer, joined: Tensor, cos: Tensor, sin: Tensor, view: CacheView
+        self,
+        number: int,
+        layer: _Layer,
+        joined: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        parts: Sequence[Part],
     ) -> Tensor:
         """(N, (Hq + 2 H) · D) queries, keys and values to (N, Hq · D) mixed values."""
-        count, columns = view.positions.shape
         both = self._heads + self._shared
         heads = joined.view(len(joined), both + self._shared, self._width)
         query_key, value = heads[:, :both], heads[:, both:]
@@ -104,7 +125,16 @@ class DenseForward:
         # Half a turn of the head's width, with the sign in the table, is `rotate_half`.
         turned = query_key.roll(self._width // 2, dims=-1)
         query_key = torch.addcmul(query_key * cos, turned, sin)
-        split = query_key.view(count, columns, both, self._width).transpose(1, 2)
+        if len(parts) == 1:
+            return self._mix(number, query_key, value, parts[0].view)
+        sizes = [part.ids.numel() for part in parts]
+        own = zip(query_key.split(sizes), value.split(sizes), parts, strict=True)
+        return torch.cat([self._mix(number, qk, v, part.view) for qk, v, part in own])
+
+    def _mix(self, number: int, query_key: Tensor, value: Tensor, view: CacheView) -> Tensor:
+        """One part's (N, Hq + H, D) and (N, H, D) to (N, Hq · D) mixed values."""
+        count, columns = view.positions.shape
+        split = query_key.view(count, columns, -1, self._width).transpose(1, 2)
         query, key = split[:, : self._heads], split[:, self._heads :]
         value = value.view(count, columns, self._shared, self._width).transpose(1, 2)
         keys, values = view.write(number, key, value)
@@ -115,11 +145,11 @@ class DenseForward:
             query,
             keys,
             values,
-            attn_mask=view.bias(None, joined.dtype),
+            attn_mask=view.bias(None, query.dtype),
             scale=scale,
             enable_gqa=True,
         )
-        return mixed.transpose(1, 2).reshape(len(joined), -1)
+        return mixed.transpose(1, 2).reshape(count * columns, -1)
 
     def _decode(
         self, query: Tensor, keys: Tensor, values: Tensor, view: CacheView, scale: float

@@ -1,9 +1,9 @@
 """The thread that samples: one token for every sequence a step, whatever policies these are of.
 
-A step admits waiting requests (a wave is prefilled together), then decodes one token for every
-sequence. Requests join and leave at any step. Several policies are adapters of the one model, each
-with a version of its own; between two steps the weights of one may change, and only its sequences
-are computed anew.
+A step admits waiting requests and computes their prompts, a wave of them together, in the pass that
+decodes one token for every sequence at work. Requests join and leave at any step. Several policies
+are adapters of the one model, each with a version of its own; between two steps the weights of one
+may change, and only its sequences are computed anew.
 """
 
 import threading
@@ -185,10 +185,10 @@ class Stepper:
     def _step(self) -> None:
         deliveries = Deliveries()
         self._drop_aborted(deliveries)
-        if wave := self._admit():
-            self._take(wave, self._batch.prefill(wave, _PREFILL_TOKENS), deliveries)
-        elif self._batch.sequences:
-            self._take(list(self._batch.sequences), self._batch.decode(), deliveries)
+        wave = self._admit()
+        if wave or self._batch.sequences:
+            sampled = self._batch.step(wave, _PREFILL_TOKENS)
+            self._take(list(self._batch.sequences), sampled, deliveries)
         deliveries.send()
 
     def _admit(self) -> list[Sequence]:
