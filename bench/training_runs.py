@@ -259,7 +259,7 @@ def _settings(plan: Plan, name: str, steps: int) -> str:
             "steps": plan.steps,
             "tasks_per_step": RECIPE["tasks-per-step"],
             "group_size": RECIPE["group-size"],
-            "updates": RECIPE["updates-per-step"],
+            "updates": RECIPE.get("updates-per-step", 1),
             "learning_rate": RECIPE["learning-rate"],
             "entropy": RECIPE["entropy-coefficient"],
             "max_tokens": RECIPE["max-tokens"],

@@ -14,7 +14,7 @@ def prepare() -> None:
 
 
 def recipe() -> dict[str, object]:
-    """Settings of `fulmen train`: 120 steps of 16 × 8 rollouts."""
+    """Settings of `fulmen train`: 160 steps of 16 × 8 rollouts."""
     return {
         **SETTINGS,
         "agent": f"{HERE}/agent.py:solve",
@@ -22,8 +22,7 @@ def recipe() -> dict[str, object]:
         "val": HERE / "val.jsonl",
         "grader": f"{HERE}/grader.py:score",
         "model": HERE / "base",
-        "steps": 120,
-        "updates-per-step": 2,
+        "steps": 160,
         "max-tokens": 48,
         "eval-every": 40,
     }
