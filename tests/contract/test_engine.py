@@ -2,6 +2,9 @@
 
 import asyncio
 import contextlib
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -10,6 +13,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from fulmen.engine.base import GenerateRequest
 from fulmen.engine.pytorch.engine import LocalEngine
+from fulmen.engine.pytorch.serving import Serving
+from fulmen.engine.remote import connect
 from fulmen.engine.scripted import ScriptedEngine
 from fulmen.schema.errors import ContextOverflow, EngineError
 
@@ -41,13 +46,35 @@ def scripted() -> Any:
     return ScriptedEngine(script, name="m", max_context=CONTEXT, vocab_size=64, version=3)
 
 
-@pytest.fixture(params=[local, scripted])
+@contextlib.asynccontextmanager
+async def here(make: Callable[[], Any]) -> AsyncIterator[Any]:
+    engine = make()
+    yield engine
+    await engine.close()
+
+
+@contextlib.asynccontextmanager
+async def remote() -> AsyncIterator[Any]:
+    """A local engine, behind a socket."""
+    near, far = socket.socketpair()
+    engine = local()
+    serving = Serving(far, {"policy": engine})
+    thread = threading.Thread(target=serving.run)
+    thread.start()
+    near_end: Any = (await connect(near, serving.served, {}, lambda: "gone"))["policy"]
+    near_end.updating = serving.updating("policy")  # what is trained is at the far end
+    yield near_end
+    await near_end.close()
+    thread.join()
+    far.close()
+    await engine.close()
+
+
+@pytest.fixture(params=["local", "scripted", "remote"])
 async def engine(request):
-    engine = request.param()
-    try:
+    kinds = {"local": lambda: here(local), "scripted": lambda: here(scripted), "remote": remote}
+    async with kinds[request.param]() as engine:
         yield engine
-    finally:
-        await engine.close()
 
 
 def ask(count=12, prompt=PROMPT, **options) -> GenerateRequest:

@@ -7,16 +7,15 @@ what it said before it was killed has been said.
 import asyncio
 import os
 import socket
-import struct
 import threading
 from typing import TypeAlias
 
 import msgspec
 
 from fulmen.runner.agents import AgentSpec
+from fulmen.schema.frames import framed, next_frame
 from fulmen.schema.records import JSON, Outcome, Record, Reward, Span
 
-_LENGTH = struct.Struct("<I")
 MOST_BYTES = 2**26
 """Of a message."""
 
@@ -104,7 +103,7 @@ _FROM_WORKER = msgspec.json.Decoder(FromWorker)
 
 def send(writer: asyncio.StreamWriter, order: ToWorker) -> None:
     """Queue an order."""
-    writer.write(_framed(order))
+    writer.write(framed(_ENCODER.encode(order)))
 
 
 class Reports:
@@ -123,7 +122,7 @@ class Reports:
         Raises:
             TypeError, ValueError, OverflowError: the report cannot be written as JSON.
         """
-        data = _framed(report)
+        data = framed(_ENCODER.encode(report))
         with self._turn:
             try:
                 if self._connection is not None:
@@ -135,26 +134,13 @@ class Reports:
         self._connection, self._turn = None, threading.Lock()
 
 
-def _framed(message: ToWorker | FromWorker) -> bytes:
-    data = _ENCODER.encode(message)
-    return _LENGTH.pack(len(data)) + data
-
-
 async def receive_order(reader: asyncio.StreamReader) -> ToWorker | None:
     """The pool's next message; None when the pool is gone."""
-    data = await _frame(reader)
+    data = await next_frame(reader)
     return None if data is None else _TO_WORKER.decode(data)
 
 
 async def receive_report(reader: asyncio.StreamReader) -> FromWorker | None:
     """The worker's next message; None when the worker is gone."""
-    data = await _frame(reader)
+    data = await next_frame(reader)
     return None if data is None else _FROM_WORKER.decode(data)
-
-
-async def _frame(reader: asyncio.StreamReader) -> bytes | None:
-    try:
-        head = await reader.readexactly(_LENGTH.size)
-        return await reader.readexactly(_LENGTH.unpack(head)[0])
-    except (asyncio.IncompleteReadError, ConnectionError):
-        return None

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from fulmen.engine.base import Delta, EngineInfo, GenerateRequest, check_request
 from fulmen.engine.grammar import GrammarCompiler, Matcher
 from fulmen.engine.pytorch.attention import prepare
-from fulmen.engine.pytorch.sequence import Sequence
+from fulmen.engine.pytorch.sequence import Event, Line, Sequence, ToLoop
 from fulmen.engine.pytorch.stepper import Stats, Stepper
 from fulmen.schema.errors import FulmenError, GrammarError
 
@@ -85,13 +85,11 @@ class LocalEngine:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         """Sample one completion; see `Engine.generate`."""
-        check_request(request, self._info)
-        matcher = self._matcher(request.grammar) if request.grammar else None
-        sequence = Sequence(request, asyncio.get_running_loop(), matcher, self._adapter)
-        self._stepper.submit(sequence)
+        queue: asyncio.Queue[Event] = asyncio.Queue()
+        sequence = self.start(request, ToLoop(asyncio.get_running_loop()), queue)
         try:
             while True:
-                event = await sequence.queue.get()
+                event = await queue.get()
                 if isinstance(event, FulmenError):
                     raise event
                 yield event
@@ -99,6 +97,18 @@ class LocalEngine:
                     return
         finally:
             sequence.aborted = True
+
+    def start(self, request: GenerateRequest, line: Line, address: object) -> Sequence:
+        """Begin to sample one completion, whose events a line is to bring to an address. Set
+        `aborted` of what is returned to end it at the next token.
+
+        Raises as `Engine.generate`.
+        """
+        check_request(request, self._info)
+        matcher = self._matcher(request.grammar) if request.grammar else None
+        sequence = Sequence(request, line, address, matcher, self._adapter)
+        self._stepper.submit(sequence)
+        return sequence
 
     def updating(self, version: int) -> AbstractContextManager[None]:
         """Hold the engine between two steps while the weights change; then publish `version`.

@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from fulmen.engine.base import Delta, FinishReason, GenerateRequest
 from fulmen.engine.grammar import Mask, Matcher
@@ -14,17 +15,39 @@ from fulmen.schema.errors import FulmenError, GrammarError
 Event = Delta | FulmenError
 
 
-@dataclass(eq=False, slots=True)
+class Line(Protocol):
+    """Brings what was sampled to those who asked; hashed by where it leads."""
+
+    def send(self, due: list[tuple[Any, Event]]) -> None:
+        """Called by the engine's thread, at most once a step: addresses, each with an event."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ToLoop:
+    """Brings events to queues that an event loop's coroutines wait at."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def send(self, due: list[tuple["asyncio.Queue[Event]", Event]]) -> None:
+        """Wake the loop once. Readers whose loop is closed are gone: nothing to tell them."""
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(_put, due)
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Sequence:
-    """A request being worked on. Owned by the engine's thread; only `queue` belongs to the loop."""
+    """A request being worked on, owned by the engine's thread."""
 
     request: GenerateRequest
-    loop: asyncio.AbstractEventLoop
+    line: Line
+    """Where its events go."""
+    address: Any = None
+    """Whom the line brings them to."""
     matcher: Matcher | None = None
     """What it must match."""
     adapter: str | None = None
     """Which of several adapters it is sampled with; None: the model as it is."""
-    queue: "asyncio.Queue[Event]" = field(default_factory=asyncio.Queue)
     ids: list[int] = field(init=False)
     """Prompt and what was sampled."""
     seed: int = field(init=False)
@@ -109,25 +132,24 @@ class Sequence:
 
 
 class Deliveries:
-    """Collects what an engine step produced and hands it to each event loop in one wake-up."""
+    """Collects what an engine step produced and hands it to each line at once."""
 
     def __init__(self) -> None:
-        self._by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Sequence, Event]]] = {}
+        self._by_line: dict[Line, list[tuple[Any, Event]]] = {}
 
     def add(self, sequence: Sequence, events: Items[Event]) -> None:
-        """Remember events for the sequence's reader."""
+        """Remember events for whoever asked for the sequence."""
         if events:
-            due = self._by_loop.setdefault(sequence.loop, [])
-            due.extend((sequence, event) for event in events)
+            due = self._by_line.setdefault(sequence.line, [])
+            due.extend((sequence.address, event) for event in events)
 
     def send(self) -> None:
-        """Wake every loop once. Readers whose loop is closed are gone: nothing to tell them."""
-        for loop, due in self._by_loop.items():
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(_put, due)
-        self._by_loop.clear()
+        """Give every line what is its, and forget it."""
+        for line, due in self._by_line.items():
+            line.send(due)
+        self._by_line.clear()
 
 
-def _put(due: list[tuple[Sequence, Event]]) -> None:
-    for sequence, event in due:
-        sequence.queue.put_nowait(event)
+def _put(due: list[tuple["asyncio.Queue[Event]", Event]]) -> None:
+    for queue, event in due:
+        queue.put_nowait(event)
