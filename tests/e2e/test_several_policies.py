@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from fulmen.cli.report import closing_lines
 from fulmen.engine.model import LoadedModel, load_model
 from fulmen.launch.api import evaluate
+from fulmen.launch.host_orders import HostPlan
+from fulmen.launch.learners import make_learners
+from fulmen.launch.learning import base_of, serve_trained
+from fulmen.launch.loading import serve_in_groups
+from fulmen.launch.policy import policy_sources
 from fulmen.launch.train import train
 from fulmen.schema.config import make_config
 from fulmen.schema.errors import ConfigError
@@ -155,7 +161,7 @@ def weight_changed(adapter: dict[str, torch.Tensor]) -> bool:
     return any(bool(w.any()) for name, w in adapter.items() if "lora_B" in name)
 
 
-def test_policies_of_one_base_are_adapters_of_a_model_that_is_loaded_once(
+async def test_a_base_that_policies_share_is_loaded_once_and_is_their_reference_too(
     calc, tmp_path, random_model, monkeypatch
 ):
     loaded: list[str] = []
@@ -164,12 +170,24 @@ def test_policies_of_one_base_are_adapters_of_a_model_that_is_loaded_once(
         loaded.append(str(source))
         return load_model(source, **options)
 
-    monkeypatch.setattr("fulmen.launch.policy.load_model", load)
+    monkeypatch.setattr("fulmen.launch.loading.load_model", load)
+    config = settings(calc, tmp_path, random_model, lora_rank=4)
+    sources = policy_sources(config)
+    serve = partial(serve_trained, config, HostPlan(config, sources))
+    policies = serve_in_groups(sources, serve, partial(base_of, config))
+    engines = {policy.source.name: policy.engine for policy in policies}
+    learners = make_learners(config, policies, None, None, lambda name: engines[name].updating)
+    for engine in engines.values():
+        await engine.close()
+    assert list(learners.versions) == ["base", "writer", "re*"]
+    assert loaded == [f"{calc}/base", str(random_model)]
+
+
+def test_policies_of_one_base_are_adapters_of_one_model(calc, tmp_path, random_model):
     company = {"workers": 4, "processes": 4}  # so that adapters meet in batches
     config = settings(calc, tmp_path, random_model, lora_rank=4, learning_rate=1e-2, **company)
     events: list[Event] = []
     done = run(config, events.append)
-    assert loaded == [f"{calc}/base", str(random_model)], "the KL term's reference is there, too"
     checkpoint = tmp_path / "run" / "checkpoints" / "step-000002"
     adapters = adapters_of(checkpoint)
     (started,) = (event for event in events if isinstance(event, RunStarted))

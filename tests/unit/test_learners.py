@@ -1,7 +1,9 @@
 """Several policies: whose calls reach which learner, and what a checkpoint holds of each."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from fulmen.learner.optimiser import OptimiserConfig
 from fulmen.learner.weights import OneAdapter
 from fulmen.schema.config import make_config
 from fulmen.schema.errors import ConfigError
+from fulmen.schema.records import Transition
 from fulmen.schema.training import TrainConfig
 from fulmen.trainer.crediting import Crediting, credit_step
 from fulmen.trainer.folder import open_folder
@@ -154,7 +157,7 @@ def test_the_metrics_of_a_single_policy_keep_their_names():
     metrics = learners.learn([ITEMS[0]])
     assert {"learn/loss", "learn/updates"} <= set(metrics)
     assert not any("writer" in name for name in metrics)
-    assert (learners.version, learners.versions) == (1, {"writer": 1})
+    assert learners.versions == {"writer": 1}
 
 
 def test_a_call_of_no_policy_is_an_error_before_any_weight_changes():
@@ -172,23 +175,33 @@ def test_policies_of_one_name_or_one_place_are_refused():
             Learners(wrong)
 
 
+class Scoring:
+    """A learner that says one number of all tokens, and which calls it was asked about."""
+
+    version, why = 0, ""
+
+    def __init__(self, number: float) -> None:
+        self.number = number
+        self.asked: list[int] = []
+
+    def values(self, transitions: Sequence[Transition]) -> list[list[float]]:
+        self.asked.append(len(transitions))
+        return [[self.number] * len(t.completion_ids) for t in transitions]
+
+    def kl(self, transitions: Sequence[Transition]) -> list[list[float]]:
+        return [[-number for number in numbers] for numbers in self.values(transitions)]
+
+
 def test_numbers_of_tokens_come_from_each_calls_own_learner_in_the_order_asked():
-    learners = learners_of({"base": tiny_model(), "writer": tiny_model(seed=1)})
-    learners.learn([ITEMS[0]])  # writer is at version 1 now
-    asked: list[int] = []
-
-    def versions(learner: Learner):
-        def score(transitions):
-            asked.append(len(transitions))
-            return [[float(learner.version)] * len(t.completion_ids) for t in transitions]
-
-        return score
-
-    score = learners.scorer(versions)
+    base, writer = Scoring(0.25), Scoring(1.0)
+    named = {"base": base, "writer": writer}
+    learners = Learners(
+        [Trained(n, cast(Any, s), lambda _: None, PLACES[n]) for n, s in named.items()]
+    )
     transitions = [item.transition for item in ITEMS]
-    assert score(transitions) == [[1.0, 1.0], [0.0], [1.0, 1.0, 1.0]]
-    assert score(transitions[:1]) == [[1.0, 1.0]]
-    assert asked == [1, 2, 1], "a learner without calls is not asked"
+    assert learners.values(transitions) == [[1.0, 1.0], [0.25], [1.0, 1.0, 1.0]]
+    assert learners.kl(transitions[:1]) == [[-1.0, -1.0]]
+    assert (base.asked, writer.asked) == ([1], [2, 1]), "a learner without calls is not asked"
 
 
 def test_a_checkpoint_goes_on_exactly_with_every_policy(tmp_path):

@@ -39,6 +39,19 @@ def place(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
     return int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
 
 
+def environment_for(threads: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process that computes with so many threads; what the user has set stays.
+
+    >>> environment_for(2, {"OMP_WAIT_POLICY": "ACTIVE"})["OMP_WAIT_POLICY"]
+    'ACTIVE'
+    """
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "TOKENIZERS_PARALLELISM": "false",
+    } | dict(environment)
+
+
 def prepare_process(*, threads: int) -> Prepared:
     """Keep memory, wait passively, and use so many threads.
 

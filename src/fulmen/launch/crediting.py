@@ -31,7 +31,7 @@ from fulmen.schema.fitting import CRITIC_ADVANTAGES
 from fulmen.schema.records import Call
 from fulmen.schema.training import TrainConfig
 from fulmen.trainer.crediting import Crediting, Scorers
-from fulmen.trainer.learners import Learners
+from fulmen.trainer.learners import Learning
 from fulmen.trainer.weights import Weights
 
 _BASELINES: Mapping[str, Baseline] = {
@@ -74,13 +74,11 @@ def make_crediting(config: TrainConfig, rules: Sequence[Rule], weights: Weights)
     )
 
 
-def make_scorers(config: TrainConfig, learners: Learners) -> Scorers:
+def make_scorers(config: TrainConfig, learners: Learning) -> Scorers:
     """What crediting asks of the learners."""
     return Scorers(
-        values=learners.scorer(lambda own: own.values)
-        if config.advantage in CRITIC_ADVANTAGES
-        else None,
-        kl=learners.scorer(lambda own: own.kl) if config.kl_in_reward else None,
+        values=learners.values if config.advantage in CRITIC_ADVANTAGES else None,
+        kl=learners.kl if config.kl_in_reward else None,
     )
 
 

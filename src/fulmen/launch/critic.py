@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from fulmen.engine.model import LoadedModel
 from fulmen.engine.platform import place
-from fulmen.launch.policy import load_policy
+from fulmen.launch.loading import load_policy
 from fulmen.learner.critic import Critic, OwnCritic, SharedCritic
 from fulmen.learner.optimiser import OptimiserConfig
 from fulmen.schema.errors import ConfigError

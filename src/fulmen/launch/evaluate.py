@@ -1,14 +1,9 @@
 """`fulmen eval`: measure a model on tasks through the same agent, gateway and grader."""
 
-from collections.abc import Sequence
-
-from fulmen.launch.policy import (
-    PolicySource,
-    ServedPolicy,
-    policy_sources,
-    serve_policy,
-    served_policies,
-)
+from fulmen.launch.host import hosted
+from fulmen.launch.host_orders import HostPlan
+from fulmen.launch.others import check_names, frozen_sources
+from fulmen.launch.policy import policy_sources
 from fulmen.launch.rig import read_inputs, running
 from fulmen.runner.agents import check_agent, parse_agent
 from fulmen.schema.config import EvalConfig
@@ -36,14 +31,14 @@ async def _evaluate(
     check_agent(parse_agent(config.agent))
     inputs = read_inputs(config)
 
-    def serve(sources: Sequence[PolicySource]) -> list[ServedPolicy]:
-        return [serve_policy(source, config) for source in sources]
-
+    sources = policy_sources(config)
+    check_names(sources, inputs.others)
+    plan = HostPlan(config, sources, frozen_sources(inputs.others))
     folder, _ = open_folder(config.out, "eval", config.if_exists)
     with folder:
         async with (
-            served_policies(policy_sources(config), serve) as policies,
-            running(config, folder, policies, inputs, listen) as rig,
+            hosted(plan) as host,
+            running(config, folder, host, inputs, listen) as rig,
         ):
             done, graded = await measure(
                 rig.collector,

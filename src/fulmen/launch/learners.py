@@ -1,11 +1,13 @@
 """The learners of a run's policies, here and in the other processes that torchrun starts."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fulmen.launch.learning import make_follower, make_learner
-from fulmen.launch.policy import ServedPolicy, policy_sources
+from fulmen.launch.loading import LoadedPolicy
+from fulmen.launch.policy import policy_sources
+from fulmen.learner.learner import Updating
 from fulmen.learner.ranks import Ranks
 from fulmen.learner.together import follow
 from fulmen.schema.training import TrainConfig
@@ -14,11 +16,13 @@ from fulmen.trainer.learners import Learners, Trained
 
 def make_learners(
     config: TrainConfig,
-    policies: Sequence[ServedPolicy],
+    policies: Sequence[LoadedPolicy],
     checkpoint: Path | None,
     ranks: Ranks | None,
+    updating: Callable[[str], Updating],
 ) -> Learners:
-    """One on the weights of each engine, going on from a checkpoint if there is one.
+    """One on the weights of each engine, going on from a checkpoint if there is one. `updating`
+    gives that of the engine of a policy's name.
 
     Raises:
         FulmenError: a function, a critic or a reference cannot be had.
@@ -30,7 +34,9 @@ def make_learners(
         [
             Trained(
                 policy.source.name,
-                make_learner(config, policy, ranks, resumed=resumed),
+                make_learner(
+                    config, policy, ranks, updating=updating(policy.source.name), resumed=resumed
+                ),
                 policy.loaded.tokenizer.save_pretrained,
                 policy.source.place,
             )
@@ -40,7 +46,8 @@ def make_learners(
     if checkpoint is not None:
         learners.load(checkpoint)
         for policy in policies:
-            with policy.engine.updating(learners.versions[policy.source.name]):
+            name = policy.source.name
+            with updating(name)(learners.versions[name]):
                 """Only the version is new: the weights came with the model."""
     return learners
 

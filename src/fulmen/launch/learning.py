@@ -14,18 +14,17 @@ from fulmen.engine.adapters import DEFAULT, AdapterConfig, add_adapter, load_ada
 from fulmen.engine.model import LoadedModel, read_folder
 from fulmen.engine.platform import place, prepare_process
 from fulmen.launch.critic import make_critic
-from fulmen.launch.objective import make_objective
-from fulmen.launch.policy import (
-    PolicySource,
-    ServedPolicy,
+from fulmen.launch.host_orders import HostPlan
+from fulmen.launch.loading import (
+    LoadedPolicy,
     load_policy,
-    make_voice,
-    model_threads,
     pick_device,
     serve_policy,
 )
+from fulmen.launch.objective import make_objective
+from fulmen.launch.policy import PolicySource, make_voice, model_threads
 from fulmen.learner.activations import checkpoint_layers
-from fulmen.learner.learner import Learner
+from fulmen.learner.learner import Learner, Updating
 from fulmen.learner.optimiser import OptimiserConfig
 from fulmen.learner.ranks import Ranks
 from fulmen.learner.sharded import Plan, Sharded
@@ -43,11 +42,11 @@ def base_of(config: TrainConfig, source: PolicySource) -> Hashable:
 
 
 def serve_trained(
-    config: TrainConfig, checkpoint: Path | None, sources: Sequence[PolicySource]
-) -> list[ServedPolicy]:
+    config: TrainConfig, plan: HostPlan, sources: Sequence[PolicySource]
+) -> list[LoadedPolicy]:
     """A policy of a run as it is now, its model or its part of the last checkpoint, served; or
     several that are adapters of one model, sampled together."""
-    own = [checkpoint / source.place if checkpoint else None for source in sources]
+    own = [plan.checkpoint / source.place if plan.checkpoint else None for source in sources]
     names = [DEFAULT, *(f"adapter-{number}" for number in range(1, len(sources)))]
 
     def shape(model: PreTrainedModel) -> None:
@@ -57,7 +56,7 @@ def serve_trained(
     first = serve_policy(
         sources[0],
         config,
-        folder=sources[0].model if config.lora_rank else own[0],
+        folder=plan.folder(sources[0]),
         shape=shape,
         adapter=DEFAULT if len(sources) > 1 else None,
     )
@@ -65,7 +64,7 @@ def serve_trained(
     return [first, *(_beside(first, source, name) for source, name in others)]
 
 
-def _beside(first: ServedPolicy, source: PolicySource, adapter: str) -> ServedPolicy:
+def _beside(first: LoadedPolicy, source: PolicySource, adapter: str) -> LoadedPolicy:
     engine = first.engine.beside(name=source.name, adapter=adapter)
     return replace(first, source=source, engine=engine, adapter=adapter)
 
@@ -85,7 +84,12 @@ def joined(config: TrainConfig) -> Iterator[Ranks | None]:
 
 
 def make_learner(
-    config: TrainConfig, policy: ServedPolicy, ranks: Ranks | None, *, resumed: bool
+    config: TrainConfig,
+    policy: LoadedPolicy,
+    ranks: Ranks | None,
+    *,
+    updating: Updating,
+    resumed: bool,
 ) -> Learner:
     """The learner on the weights of a policy's engine; where there are several processes, that of
     the first.
@@ -95,7 +99,7 @@ def make_learner(
     """
     source = policy.source
     arguments = _arguments(config) | {
-        "updating": policy.engine.updating,
+        "updating": updating,
         "grammars": policy.grammars,
         "critic": make_critic(config, policy.loaded, _optimiser(config), base=source.model),
     }
@@ -129,7 +133,7 @@ def make_follower(
 
 
 def _alone(
-    config: TrainConfig, policy: ServedPolicy, base: LoadedModel | None, arguments: dict[str, Any]
+    config: TrainConfig, policy: LoadedPolicy, base: LoadedModel | None, arguments: dict[str, Any]
 ) -> Learner:
     model = policy.loaded.model
     if config.activation_checkpointing:

@@ -6,24 +6,22 @@ model = "gpt-4.1-mini"              # its name there; left out: the same
 api_key_env = "OPENAI_API_KEY"      # the variable that holds the key; left out: none is sent
 
 [checker]
-folder = "path/or/hub-id"           # served by this process, never trained
+folder = "path/or/hub-id"           # served beside the policy, never trained
 agents = ["checker", "plan*"]       # whatever model these ask for, they get this one
 """
 
 import os
 import tomllib
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import Field
 
-from fulmen.gateway.exchange import Policy
 from fulmen.gateway.external import External
 from fulmen.gateway.models import Models
-from fulmen.launch.policy import PolicySource, ServedPolicy, serve_policy
-from fulmen.schema.config import RunSettings, ServeConfig, Settings, make_config
+from fulmen.launch.policy import PolicySource, ServedPolicy
+from fulmen.schema.config import Settings, make_config
 from fulmen.schema.errors import ConfigError
 
 
@@ -116,35 +114,32 @@ def _external(file: str, name: str, entry: _Elsewhere) -> External:
     return External(name, entry.base_url, entry.model or name, key, entry.timeout_s)
 
 
-@asynccontextmanager
-async def served_models(
-    policies: Sequence[ServedPolicy], others: OtherModels, settings: RunSettings | ServeConfig
-) -> AsyncIterator[Models]:
-    """All models by name. Any other name means the first policy: an unchanged agent asks for
-    whatever it always did. An agent that fits a policy and another model has the policy. Frozen
-    models have engines of their own, closed when the context is left.
-
-    Raises:
-        ConfigError: another model has a policy's name.
-        ModelError: a frozen model cannot be served.
-    """
-    own = [served.as_policy for served in policies]
+def check_names(sources: Sequence[PolicySource], others: OtherModels) -> None:
+    """Raises ConfigError if another model has a policy's name."""
     others_names = {*others.folders, *(model.name for model in others.elsewhere)}
-    if taken := [policy.name for policy in own if policy.name in others_names]:
+    if taken := [source.name for source in sources if source.name in others_names]:
         raise ConfigError(
             f"{others.file}: [{taken[0]}] has the name of a model that is trained",
             hint="give it another",
         )
+
+
+def frozen_sources(others: OtherModels) -> list[PolicySource]:
+    """Those that are loaded and served here."""
+    return [PolicySource(name, folder) for name, folder in others.folders.items()]
+
+
+def all_models(
+    policies: Sequence[ServedPolicy], frozen: Sequence[ServedPolicy], others: OtherModels
+) -> Models:
+    """All models by name. Any other name means the first policy: an unchanged agent asks for
+    whatever it always did. An agent that fits a policy and another model has the policy.
+    """
+    own = [served.as_policy() for served in policies]
     agents = [(agent, one.source.name) for one in policies for agent in one.source.agents]
-    async with AsyncExitStack() as stack:
-        frozen = []
-        for name, folder in others.folders.items():
-            served = serve_policy(PolicySource(name, folder), settings)
-            stack.push_async_callback(served.engine.close)
-            frozen.append(Policy(name, served.engine, served.renderer, frozen=True))
-        yield Models(
-            [*own, *frozen],
-            others.elsewhere,
-            default=own[0].name,
-            agents=[*agents, *others.agents],
-        )
+    return Models(
+        [*own, *(served.as_policy(frozen=True) for served in frozen)],
+        others.elsewhere,
+        default=own[0].name,
+        agents=[*agents, *others.agents],
+    )

@@ -1,21 +1,18 @@
-"""Policies: model folders, named, loaded and served."""
+"""Policies: model folders, named and served; loading them is the affair of `loading.py`."""
 
 import os
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
 from fulmen.credit.selection import patterns_of
+from fulmen.engine.base import Engine
 from fulmen.engine.grammar import GrammarCompiler
-from fulmen.engine.model import LoadedModel, load_model
-from fulmen.engine.platform import place, prepare_process
-from fulmen.engine.pytorch.engine import LocalEngine
 from fulmen.gateway.exchange import Policy
 from fulmen.gateway.render import ChatRenderer, make_renderer
-from fulmen.schema.config import RunSettings, ServeConfig
+from fulmen.schema.config import RunSettings
 from fulmen.schema.errors import ConfigError
 
 _POLICIES = "policies"
@@ -88,51 +85,17 @@ def model_threads(threads: int | None) -> int:
     return threads or max(1, (cores or 1) - 1)
 
 
-def pick_device(device: str) -> str:
-    """The device that `auto` stands for, after checking one that was named.
-
-    Raises:
-        ConfigError: a device that this machine does not have, or not for so many processes.
-    """
-    import torch
-
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    processes = place()[1]
-    if processes > 1 and device == "cuda":
-        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-    elif processes > 1 and device.startswith("cuda:"):
-        raise ConfigError(f"device {device!r} is one for {processes} processes", hint="say cuda")
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0][:160]
-        raise ConfigError(f"device {device!r} cannot be used ({reason})") from None
-    return device
-
-
-def load_policy(folder: Path | str, settings: RunSettings | ServeConfig) -> LoadedModel:
-    """Load a model, with the process set right for it first."""
-    prepare_process(threads=model_threads(settings.threads))
-    return load_model(folder, dtype=settings.dtype, device=pick_device(settings.device))
-
-
 @dataclass(frozen=True, slots=True)
 class ServedPolicy:
-    """A policy with everything that serving it takes."""
+    """A policy with what serving it takes."""
 
     source: PolicySource
-    loaded: LoadedModel
+    engine: Engine
     renderer: ChatRenderer
-    grammars: GrammarCompiler
-    engine: LocalEngine
-    adapter: str | None = None
-    """Of several in the model, the one that is this policy."""
 
-    @property
-    def as_policy(self) -> Policy:
+    def as_policy(self, *, frozen: bool = False) -> Policy:
         """As the gateway knows it."""
-        return Policy(self.source.name, self.engine, self.renderer)
+        return Policy(self.source.name, self.engine, self.renderer, frozen=frozen)
 
 
 def make_voice(tokenizer: Any, config: Any) -> tuple[ChatRenderer, GrammarCompiler]:  # noqa: ANN401 - transformers'
@@ -140,58 +103,3 @@ def make_voice(tokenizer: Any, config: Any) -> tuple[ChatRenderer, GrammarCompil
     renderer = make_renderer(tokenizer, config.model_type)
     vocabulary = config.get_text_config().vocab_size
     return renderer, GrammarCompiler(tokenizer, vocabulary, renderer.stop_ids)
-
-
-def serve_policy(
-    source: PolicySource,
-    settings: RunSettings | ServeConfig,
-    *,
-    folder: Path | str | None = None,
-    shape: Callable[[Any], None] = lambda _: None,
-    adapter: str | None = None,
-) -> ServedPolicy:
-    """Load a policy, as it came or as `folder` has it, and serve it from this process; the caller
-    closes the engine.
-
-    `shape` is applied to the model before it is served: adapters are put into it; of several,
-    `adapter` is the policy's.
-    """
-    loaded = load_policy(folder or source.model, settings)
-    shape(loaded.model)
-    renderer, grammars = make_voice(loaded.tokenizer, loaded.model.config)
-    engine = LocalEngine(
-        loaded.model,
-        name=source.name,
-        max_context=loaded.max_context,
-        max_batch=settings.max_batch,
-        grammars=grammars,
-        adapter=adapter,
-    )
-    return ServedPolicy(source, loaded, renderer, grammars, engine, adapter)
-
-
-@asynccontextmanager
-async def served_policies(
-    sources: Sequence[PolicySource],
-    serve: Callable[[Sequence[PolicySource]], Sequence[ServedPolicy]],
-    *,
-    base: Callable[[PolicySource], Hashable] = lambda source: source.name,
-) -> AsyncIterator[list[ServedPolicy]]:
-    """All policies of a run, sampled at the same time; in their order. Engines are closed when the
-    context is left.
-
-    `serve` is given those of equal `base` together: they share a model, others have their own.
-
-    Raises:
-        ModelError: one of them cannot be served.
-    """
-    groups: dict[Hashable, list[PolicySource]] = {}
-    for source in sources:
-        groups.setdefault(base(source), []).append(source)
-    async with AsyncExitStack() as stack:
-        served: dict[str, ServedPolicy] = {}
-        for group in groups.values():
-            for policy in serve(group):
-                served[policy.source.name] = policy
-                stack.push_async_callback(policy.engine.close)
-        yield [served[source.name] for source in sources]

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from fulmen.credit.rules import Rule
 from fulmen.gateway.app import Gateway
 from fulmen.launch.elsewhere import Elsewhere, expiring, work_command
+from fulmen.launch.host import Host
 from fulmen.launch.memory import settled
-from fulmen.launch.others import OtherModels, read_others, served_models
-from fulmen.launch.policy import ServedPolicy
+from fulmen.launch.others import OtherModels, all_models, read_others
 from fulmen.launch.record import open_record
 from fulmen.runner.agents import load_function, parse_agent
 from fulmen.runner.pool import Pool
@@ -95,35 +95,35 @@ class Rig:
 async def running(
     settings: RunSettings,
     folder: RunFolder,
-    policies: Sequence[ServedPolicy],
+    host: Host,
     inputs: Inputs,
     listen: Listener,
 ) -> AsyncIterator[Rig]:
-    """Store, gateway, server and pool around the policies' engines; all ended when the context is
-    left, but the engines."""
+    """Store, gateway, server and pool around the engines; all ended when the context is left, but
+    the engines."""
     store = open_record(folder, settings.store)
     keys = make_role_keys(store.secret)
     folder.write_keys(keys)
     try:
         # Whatever ran here before has ended: this process owns the folder.
         await store.expire_leases(now=float("inf"))
-        async with served_models(policies, inputs.others, settings) as models:
-            gateway = Gateway(models, store, store.secret)
-            store.on_attempt_end(gateway.forget)
-            api = StoreApi(store, keys)
-            app = make_app(gateway, [*api.routes(), *traces_routes(store, store.secret)])
-            hint = functools.partial(_hint, listen)
-            async with (
-                aclosing(gateway),
-                Listening(app, settings.host, settings.port) as server,
-                aclosing(api),
-                expiring(store),
-                _agents(settings, folder, store, server, listen) as pool,
-                _exporter(settings.otlp_endpoint, hint) as export,
-            ):
-                collector = Collector(store, pool, inputs.judge, listen, export)
-                with settled():
-                    yield Rig(store, collector, server.url, gateway.hold, api.run_is_over)
+        models = all_models(host.policies, host.frozen, inputs.others)
+        gateway = Gateway(models, store, store.secret)
+        store.on_attempt_end(gateway.forget)
+        api = StoreApi(store, keys)
+        app = make_app(gateway, [*api.routes(), *traces_routes(store, store.secret)])
+        hint = functools.partial(_hint, listen)
+        async with (
+            aclosing(gateway),
+            Listening(app, settings.host, settings.port) as server,
+            aclosing(api),
+            expiring(store),
+            _agents(settings, folder, store, server, listen) as pool,
+            _exporter(settings.otlp_endpoint, hint) as export,
+        ):
+            collector = Collector(store, pool, inputs.judge, listen, export)
+            with settled():
+                yield Rig(store, collector, server.url, gateway.hold, api.run_is_over)
     finally:
         await store.close()
 

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 
 from fulmen.gateway.app import Gateway
-from fulmen.launch.others import read_others, served_models
-from fulmen.launch.policy import main_source, serve_policy
+from fulmen.launch.host import hosted
+from fulmen.launch.host_orders import HostPlan
+from fulmen.launch.others import all_models, check_names, frozen_sources, read_others
+from fulmen.launch.policy import main_source
 from fulmen.schema.clock import steady_time
 from fulmen.schema.config import ServeConfig
 from fulmen.schema.keys import KeyClaims, mint_key
@@ -40,19 +42,17 @@ def serve(config: ServeConfig, *, ready: Callable[[str, str], None]) -> None:
 
 async def _serve(config: ServeConfig, ready: Callable[[str, str], None]) -> None:
     others = read_others(config.other_models)
-    policy = serve_policy(main_source(config.model), config)
+    sources = [main_source(config.model)]
+    check_names(sources, others)
     secret = secrets.token_bytes(32)
     claims = KeyClaims(
         rollout_id="guest", attempt=1, expires=steady_time() + _KEY_LIFE_S, trained=False
     )
-    try:
-        async with served_models([policy], others, config) as models:
-            gateway = Gateway(models, _NoRecord(), secret)
-            async with (
-                aclosing(gateway),
-                Listening(make_app(gateway), config.host, config.port) as server,
-            ):
-                ready(f"{server.url}/v1", mint_key(claims, secret))
-                await asyncio.Event().wait()
-    finally:
-        await policy.engine.close()
+    async with hosted(HostPlan(config, sources, frozen_sources(others))) as host:
+        gateway = Gateway(all_models(host.policies, host.frozen, others), _NoRecord(), secret)
+        async with (
+            aclosing(gateway),
+            Listening(make_app(gateway), config.host, config.port) as server,
+        ):
+            ready(f"{server.url}/v1", mint_key(claims, secret))
+            await asyncio.Event().wait()

@@ -1,27 +1,21 @@
 """`fulmen train`: from settings to a trained model."""
 
+import asyncio
 import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from fulmen.engine.platform import place
 from fulmen.launch.air import read_rules
 from fulmen.launch.crediting import make_crediting, make_scorers
-from fulmen.launch.learners import follow_run, make_learners
-from fulmen.launch.learning import base_of, joined, serve_trained
+from fulmen.launch.host import Host, hosted
+from fulmen.launch.host_orders import HostPlan
 from fulmen.launch.memory import PeakMemory
-from fulmen.launch.policy import (
-    PolicySource,
-    ServedPolicy,
-    check_same_policies,
-    policy_sources,
-    served_policies,
-)
+from fulmen.launch.others import check_names, frozen_sources
+from fulmen.launch.policy import PolicySource, check_same_policies, policy_sources
 from fulmen.launch.record import open_record
 from fulmen.launch.rig import Inputs, read_inputs, running
-from fulmen.learner.together import end
 from fulmen.runner.agents import check_agent, parse_agent
 from fulmen.schema.codec import from_msgpack, to_json, to_msgpack
 from fulmen.schema.training import TrainConfig
@@ -59,6 +53,10 @@ def train(
 
 
 def _follow(config: TrainConfig) -> RunFinished:
+    # PyTorch and what computes with it are for the processes that do so.
+    from fulmen.launch.learners import follow_run
+    from fulmen.launch.learning import joined
+
     with joined(config) as ranks:
         assert ranks is not None, "there is a process before this one"
         return from_msgpack(RunFinished, follow_run(config, ranks))
@@ -73,6 +71,7 @@ async def _train(
     rules = read_rules(config.air)
     inputs = read_inputs(config, config.val, errors, rules)
     sources = policy_sources(config)
+    check_names(sources, inputs.others)
     crediting = replace(
         make_crediting(config, rules, inputs.judge.weights),
         policies=[source.name for source in sources],
@@ -81,39 +80,37 @@ async def _train(
         for task in inputs.tasks:
             kind_of(task, config.task_kind)
     folder, resume = open_folder(config.out, _name(config.agent), config.if_exists)
-    with folder, PeakMemory() as peak, joined(config) as ranks:
+    with folder, PeakMemory() as peak:
         history = await _history(folder, config.store) if resume else History()
         if history.checkpoint is not None:
             check_same_policies(sources, history.checkpoint)
         folder.write_config(config, origins)
-        serve = partial(serve_trained, config, history.checkpoint)
-        base = partial(base_of, config)
-        async with served_policies(sources, serve, base=base) as policies:
-            learners = make_learners(config, policies, history.checkpoint, ranks)
-            async with running(config, folder, policies, inputs, listen) as rig:
-                listen(_started(config, folder, policies, inputs, history, rig.url))
-                for text in learners.why:
+        frozen = frozen_sources(inputs.others)
+        plan = HostPlan(config, sources, frozen, history.checkpoint)
+        async with hosted(plan) as host:
+            async with running(config, folder, host, inputs, listen) as rig:
+                listen(_started(config, folder, host, inputs, history, rig.url))
+                for text in host.why:
                     listen(Note(level="info", code="layout", text=text))
                 parts = Parts(
                     config=config,
                     folder=folder,
                     store=rig.store,
                     collector=rig.collector,
-                    learners=learners,
+                    learners=host.learners,
                     crediting=crediting,
                     train_tasks=inputs.tasks,
                     val_tasks=inputs.val,
                     listen=listen,
                     stop=stop,
                     ahead=Ahead(rig.store, rig.hold),
-                    scorers=make_scorers(config, learners),
+                    scorers=make_scorers(config, host.learners),
                 )
                 await run_steps(parts, history)
                 if history.step >= config.steps:
                     rig.over()
-        finished = _finished(config, folder, sources, history, peak.mb)
-        if ranks is not None:
-            end(ranks, to_msgpack(finished))
+            finished = _finished(config, folder, sources, history, peak.mb)
+            await asyncio.to_thread(host.end, to_msgpack(finished))
     listen(finished)
     return finished
 
@@ -121,16 +118,15 @@ async def _train(
 def _started(
     config: TrainConfig,
     folder: RunFolder,
-    policies: Sequence[ServedPolicy],
+    host: Host,
     inputs: Inputs,
     history: History,
     url: str,
 ) -> RunStarted:
-    models = {id(policy.loaded.model): policy.loaded for policy in policies}
     return RunStarted(
         run=str(folder.path),
-        model=", ".join(policy.source.name for policy in policies),
-        parameters=sum(loaded.parameters for loaded in models.values()),
+        model=", ".join(policy.source.name for policy in host.policies),
+        parameters=host.parameters,
         agent=config.agent,
         train_tasks=len(inputs.tasks),
         val_tasks=len(inputs.val),

@@ -7,10 +7,51 @@ many policies took part in it. One policy is the case of a single learner, and n
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from fulmen.learner.learner import Learner
 from fulmen.schema.records import Credited, Transition
-from fulmen.trainer.crediting import TokenScorer
+
+
+class PolicyLearner(Protocol):
+    """What trains one policy: a `Learner`. Spelled out, because PyTorch is not needed here."""
+
+    version: int
+    why: str
+
+    def learn(self, credited: Sequence[Credited]) -> dict[str, float]: ...
+
+    def values(self, transitions: Sequence[Transition]) -> list[list[float]]: ...
+
+    def kl(self, transitions: Sequence[Transition]) -> list[list[float]]: ...
+
+    def save(self, folder: Path, *, final: bool = True) -> None: ...
+
+    def load(self, folder: Path) -> None: ...
+
+
+class Learning(Protocol):
+    """What the loop asks of all learners together, wherever they are."""
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """Of each policy, by name; the first is that of agents without one of their own."""
+        ...
+
+    def learn(self, credited: Sequence[Credited]) -> dict[str, float]:
+        """Take one training step; returns its metrics."""
+        ...
+
+    def values(self, transitions: Sequence[Transition]) -> list[list[float]]:
+        """What critics foresee just before each completion token, in the order given."""
+        ...
+
+    def kl(self, transitions: Sequence[Transition]) -> list[list[float]]:
+        """Divergence from the reference at each completion token, nats, in the order given."""
+        ...
+
+    def save(self, checkpoint: Path, *, final: bool = True) -> None:
+        """Write every policy into its place within an existing folder."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +60,7 @@ class Trained:
 
     name: str
     """As the calls that it sampled carry it."""
-    learner: Learner
+    learner: PolicyLearner
     save_model: Callable[[Path], None]
     """Write everything but the learner's part of a checkpoint: the tokenizer."""
     place: str = "."
@@ -42,11 +83,6 @@ class Learners:
         return {name: policy.learner.version for name, policy in self._policies.items()}
 
     @property
-    def version(self) -> int:
-        """That of the first policy."""
-        return next(iter(self.versions.values()))
-
-    @property
     def why(self) -> list[str]:
         """Why policies are not trained on trees, each reason once."""
         reasons = (policy.learner.why for policy in self._policies.values())
@@ -65,21 +101,13 @@ class Learners:
             metrics |= learned if len(shares) == 1 else named(learned, name)
         return metrics
 
-    def scorer(self, of: Callable[[Learner], TokenScorer]) -> TokenScorer:
-        """What learners say of single tokens, each of its own policy's calls.
+    def values(self, transitions: Sequence[Transition]) -> list[list[float]]:
+        """What critics foresee, each of its own policy's calls; see `Learner.values`."""
+        return self._each(transitions, lambda learner, own: learner.values(own))
 
-        `of` gives a learner's part: `lambda learner: learner.kl`.
-        """
-
-        def score(transitions: Sequence[Transition]) -> list[Sequence[float]]:
-            found: dict[int, Sequence[float]] = {}
-            for name, places in self._split(transitions).items():
-                if places:
-                    own = of(self._policies[name].learner)([transitions[p] for p in places])
-                    found |= zip(places, own, strict=True)
-            return [found[place] for place in range(len(transitions))]
-
-        return score
+    def kl(self, transitions: Sequence[Transition]) -> list[list[float]]:
+        """Each policy's divergence from its reference; see `Learner.kl`."""
+        return self._each(transitions, lambda learner, own: learner.kl(own))
 
     def save(self, checkpoint: Path, *, final: bool = True) -> None:
         """Write every policy into its place within an existing folder; see `Learner.save`."""
@@ -93,6 +121,18 @@ class Learners:
         """Go on from a checkpoint; the weights come with the models."""
         for policy in self._policies.values():
             policy.learner.load(checkpoint / policy.place)
+
+    def _each(
+        self,
+        transitions: Sequence[Transition],
+        ask: Callable[[PolicyLearner, Sequence[Transition]], list[list[float]]],
+    ) -> list[list[float]]:
+        found: dict[int, list[float]] = {}
+        for name, places in self._split(transitions).items():
+            if places:
+                own = ask(self._policies[name].learner, [transitions[p] for p in places])
+                found |= zip(places, own, strict=True)
+        return [found[place] for place in range(len(transitions))]
 
     def _split(self, transitions: Sequence[Transition]) -> dict[str, list[int]]:
         """Places of each policy's calls, in order.

@@ -33,7 +33,7 @@ from fulmen.trainer.health import (
     step_notes,
 )
 from fulmen.trainer.history import History, eval_line, step_line
-from fulmen.trainer.learners import Learners
+from fulmen.trainer.learners import Learning
 from fulmen.trainer.retention import Retention
 from fulmen.trainer.rollouts import train_rollouts
 from fulmen.trainer.sampling import collect_step
@@ -49,7 +49,7 @@ class Parts:
     folder: RunFolder
     store: Store
     collector: Collector
-    learners: Learners
+    learners: Learning
     crediting: Crediting
     train_tasks: Sequence[Task]
     val_tasks: Sequence[Task]
@@ -104,10 +104,11 @@ async def _step(parts: Parts, history: History, tasks: Upcoming) -> StepRecord:
             parts.listen(note)
         parts.listen(Progress(phase="learn", step=step, done=0, total=1))
         learned = await asyncio.to_thread(parts.learners.learn, done.credited)
+    versions = parts.learners.versions
     return StepRecord(
         step=step,
-        version=parts.learners.version,
-        versions=parts.learners.versions,
+        version=next(iter(versions.values())),
+        versions=versions,
         consumed=tuple(item.result.rollout.id for item in graded),
         metrics=metrics | done.metrics | learned | {"time/step_s": watch.seconds},
     )
