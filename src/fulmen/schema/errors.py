@@ -30,7 +30,7 @@ class FulmenError(Exception):
         return f"{self.message}; {self.hint}" if self.hint else self.message
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.message, self.hint)
+        return _rebuild, (type(self), self.message, self.hint), self.__dict__
 
 
 def _rebuild(kind: type[FulmenError], message: str, hint: str) -> FulmenError:
