@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Two OpenMP pools that spin on two cores bring each other to a halt.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: help setup demo experiment-calc experiment-sql experiment-rag ablation test check crash-test test-base test-clients test-frameworks fmt bench bench-engine bench-learner bench-gateway bench-tracing bench-store bench-trl bench-gpu lock clean
+.PHONY: help setup demo experiment-calc experiment-sql experiment-rag ablation test check crash-test test-base test-clients test-frameworks fmt bench bench-engine bench-learner bench-gateway bench-tracing bench-store bench-trl bench-step bench-gpu lock clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -67,7 +67,7 @@ test-frameworks: $(STAMP) ## agents of every framework, each in its own environm
 fmt: $(STAMP) ## format the code
 	@$(VENV)/bin/ruff check --fix -q . ; $(VENV)/bin/ruff format -q .
 
-bench: bench-engine bench-learner bench-gateway bench-tracing ## all benchmarks but bench-store and bench-trl, which take long, and bench-gpu
+bench: bench-engine bench-learner bench-gateway bench-tracing ## all benchmarks but bench-store, bench-trl and bench-step, which take long, and bench-gpu
 
 bench-engine: $(STAMP) ## tokens per second of the engine, beside transformers' generate
 	@$(PY) bench/engine.py
@@ -97,6 +97,9 @@ bench-store: $(STAMP) $(AGENTLIGHTNING_STAMP) ## rollouts per second of the stor
 bench-trl: $(STAMP) $(TRL_STAMP) ## seconds of training to a held-out reward, beside TRL; SEEDS=1 for fewer runs
 	@$(PY) bench/training.py $(dir $(TRL_STAMP))bin/python $(if $(SEEDS),--seeds $(SEEDS))
 	@$(PY) bench/training.py $(dir $(TRL_STAMP))bin/python --crowded
+
+bench-step: $(STAMP) ## what a step of training costs, by who computes
+	@$(PY) bench/step.py
 
 bench-gpu: $(STAMP) ## what learner and engine use of a GPU; needs one
 	@$(PY) bench/gpu.py

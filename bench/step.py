@@ -2,8 +2,9 @@
 
 Calc-mini as `training.py` trains it, once with the agent over the standard library's HTTP and once
 with the `openai` client, in turns. CPU seconds are the kernel's, between the ends of two steps: of
-the agents' processes, of the server's first thread, which is its event loop with the gateway, and
-of its other threads, which are engine, learner and store. Linux only. Some five minutes:
+the agents' processes, of the model's, which samples and learns, of the server's first thread, which
+is its event loop with the gateway, and of its other threads, most of them the store's. Linux only.
+Some five minutes:
 
     python bench/step.py [--pairs 3]
 """
@@ -34,6 +35,7 @@ class Seconds(NamedTuple):
 
     wall: float
     agents: float
+    model: float
     event_loop: float
     threads: float
 
@@ -44,10 +46,14 @@ class Seconds(NamedTuple):
 
 def spent(server: psutil.Process) -> Seconds:
     """Since the processes began."""
-    agents = sum(sum(child.cpu_times()[:2]) for child in server.children(recursive=True))
+    agents = model = 0.0
+    for child in server.children(recursive=True):
+        computes = "fulmen.launch.hosted" in child.cmdline()
+        seconds = sum(child.cpu_times()[:2])
+        agents, model = (agents, model + seconds) if computes else (agents + seconds, model)
     own = {thread.id: thread.user_time + thread.system_time for thread in server.threads()}
     loop = own.pop(server.pid)
-    return Seconds(time.perf_counter(), agents, loop, sum(own.values()))
+    return Seconds(time.perf_counter(), agents, model, loop, sum(own.values()))
 
 
 def train(agent: str, folder: Path) -> Seconds:

@@ -12,7 +12,7 @@ adapters only these.
 
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -86,10 +86,13 @@ class DenseForward:
         has, one part after the other.
         """
         decoder = self._model.get_decoder()
-        table = self._table(rows)
-        places = torch.cat([part.view.positions.reshape(-1) for part in parts])
+        sizes = [part.ids.numel() for part in parts]
+        count = _few_counts(sum(sizes))
+        more = [torch.zeros(count - sum(sizes), dtype=torch.int64)]
+        table = None if rows is None else self._table(replace(rows, tokens=count))
+        places = torch.cat([part.view.positions.reshape(-1) for part in parts] + more)
         cos, sin = self._angles(places, max(part.view.length for part in parts))
-        ids = torch.cat([part.ids.reshape(-1) for part in parts])
+        ids = torch.cat([part.ids.reshape(-1) for part in parts] + more)
         x = functional.embedding(ids, decoder.embed_tokens.weight.detach())  # (N, E)
         for number, layer in enumerate(self._layers):
             joined = layer.query_key_value(self._norm(x, layer.attention_norm), table)
@@ -98,8 +101,7 @@ class DenseForward:
             gate, up = layer.gate_up(self._norm(x, layer.mlp_norm), table).chunk(2, dim=-1)
             x = layer.down.added_to(x, functional.silu(gate) * up, table)
         x = self._norm(x, decoder.norm.weight.detach())
-        sizes = [part.ids.numel() for part in parts]
-        pairs = zip(x.split(sizes), parts, strict=True)
+        pairs = zip(x[: sum(sizes)].split(sizes), parts, strict=True)
         return [own.view(*part.ids.shape, -1) for own, part in pairs]
 
     def project(self, hidden: Tensor, rows: Rows | None = None) -> Tensor:
@@ -125,11 +127,13 @@ class DenseForward:
         # Half a turn of the head's width, with the sign in the table, is `rotate_half`.
         turned = query_key.roll(self._width // 2, dims=-1)
         query_key = torch.addcmul(query_key * cos, turned, sin)
-        if len(parts) == 1:
-            return self._mix(number, query_key, value, parts[0].view)
         sizes = [part.ids.numel() for part in parts]
-        own = zip(query_key.split(sizes), value.split(sizes), parts, strict=True)
-        return torch.cat([self._mix(number, qk, v, part.view) for qk, v, part in own])
+        if sizes == [len(joined)]:
+            return self._mix(number, query_key, value, parts[0].view)
+        all_sizes = [*sizes, len(joined) - sum(sizes)]
+        own = zip(query_key.split(all_sizes), value.split(all_sizes), parts, strict=False)
+        mixed = [self._mix(number, qk, v, part.view) for qk, v, part in own]
+        return torch.cat([*mixed, joined.new_zeros(all_sizes[-1], mixed[0].shape[-1])])
 
     def _mix(self, number: int, query_key: Tensor, value: Tensor, view: CacheView) -> Tensor:
         """One part's (N, Hq + H, D) and (N, H, D) to (N, Hq · D) mixed values."""
@@ -208,6 +212,18 @@ class DenseForward:
 
     def _table(self, rows: Rows | None) -> Tensor | None:
         return None if rows is None else rows.table(self._adapters)
+
+
+def _few_counts(count: int) -> int:
+    """The next number of tokens that passes are filled up to: sixteen between n and 2 n.
+
+    oneDNN prepares a product for every shape anew, and keeps a thousand of them.
+
+    >>> [_few_counts(n) for n in (1, 31, 33, 100, 500)]
+    [1, 31, 34, 100, 512]
+    """
+    unit = 1 << max(0, count.bit_length() - 5)
+    return -(-count // unit) * unit
 
 
 def supports(model: PreTrainedModel) -> bool:

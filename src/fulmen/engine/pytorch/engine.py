@@ -1,4 +1,4 @@
-"""An engine in this process: continuous batching over weights that the learner shares.
+"""An engine in the process that makes it: continuous batching over weights that the learner shares.
 
 The work is done by a thread (`stepper.py`), which several policies may share: each has an engine of
 its own, and where they are adapters of one model, their sequences are one batch.
