@@ -174,12 +174,16 @@ async def hosted(plan: HostPlan) -> AsyncIterator[Host]:
     process = HostProcess(plan)
     engines: dict[str, RemoteEngine] = {}
     try:
-        voices = asyncio.create_task(asyncio.to_thread(_voices, plan))
-        try:
-            ready = await asyncio.to_thread(process.ready)
-        finally:
-            await asyncio.wait([voices])
-        speak = voices.result()
+        # What the other process says is what went wrong, even if this one cannot go on either.
+        ready, speak = await asyncio.gather(
+            asyncio.to_thread(process.ready),
+            asyncio.to_thread(_voices, plan),
+            return_exceptions=True,
+        )
+        if isinstance(ready, BaseException):
+            raise ready
+        if isinstance(speak, BaseException):
+            raise speak
         grammars = {name: grammars for name, (_, grammars) in speak.items()}
         engines = await connect(process.tokens, ready.served, grammars, process.why_gone)
         sources = [*plan.sources, *plan.frozen]

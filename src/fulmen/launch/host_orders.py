@@ -4,7 +4,9 @@ Pickled, over a pipe that nobody else can reach: both are one program, and one s
 Tokens have a socket of their own (`fulmen.engine.wire`).
 """
 
+import pickle
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +16,6 @@ from fulmen.engine.wire import Served
 from fulmen.launch.policy import PolicySource
 from fulmen.schema.config import RunSettings, ServeConfig
 from fulmen.schema.training import TrainConfig
-from fulmen.trainer.learners import Learners
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,11 @@ class Raised:
     error: Exception
 
 
-def versions_of(learners: Learners | None) -> dict[str, int]:
-    """Of what is trained; empty where nothing is."""
-    return {} if learners is None else learners.versions
+def raised(error: Exception) -> Raised:
+    """An error that is being handled, as it can be sent, with a note of where it happened."""
+    error.add_note("in the process of the model:\n" + traceback.format_exc())
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - what we wrote ourselves
+    except Exception:
+        return Raised(RuntimeError(f"{type(error).__name__}: {error}"))
+    return Raised(error)

@@ -5,123 +5,26 @@
 It ends when the process that started it does, however that comes.
 """
 
-import os
-import pickle
 import socket
 import sys
-import threading
-import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
 from multiprocessing.connection import Connection
 
-from fulmen.engine.pytorch.serving import Serving
-from fulmen.launch.host_orders import Do, Done, HostPlan, Order, Raised, Ready, versions_of
-from fulmen.launch.learners import make_learners
-from fulmen.launch.learning import base_of, joined, serve_trained
-from fulmen.launch.loading import LoadedPolicy, serve_in_groups, serve_policy
-from fulmen.launch.memory import settled
-from fulmen.learner.ranks import Ranks
-from fulmen.learner.together import end
-from fulmen.schema.training import TrainConfig
-from fulmen.trainer.learners import Learners
+from fulmen.launch.host_orders import HostPlan, raised
 
 
 def main(orders: Connection, tokens: socket.socket) -> None:
-    """Follow a plan until there are no more orders."""
+    """Follow a plan; what cannot be done of it is told."""
     plan: HostPlan = orders.recv()
     sys.path[:] = plan.path
     try:
-        with _ranks(plan) as ranks:
-            learners = _begin(plan, ranks, orders, tokens)
-            with settled():
-                outcome = _obey(orders, learners)
-            if outcome is not None and ranks is not None:
-                end(ranks, outcome)
-        if outcome is not None:
-            orders.send(Done(None, {}))
+        # Not at the top: that PyTorch is not installed is to be told, too.
+        from fulmen.launch.computing import compute
+
+        compute(plan, orders, tokens)
     except Exception as error:
-        orders.send(_raised(error))
-
-
-@contextmanager
-def _ranks(plan: HostPlan) -> Iterator[Ranks | None]:
-    if not isinstance(plan.settings, TrainConfig):
-        yield None
-        return
-    with joined(plan.settings) as ranks:
-        yield ranks
-
-
-def _begin(
-    plan: HostPlan, ranks: Ranks | None, orders: Connection, tokens: socket.socket
-) -> Learners | None:
-    """Load everything, say so, and sample what is asked for from here on."""
-    policies = _policies(plan)
-    frozen = [serve_policy(source, plan.settings) for source in plan.frozen]
-    serving = Serving(tokens, {one.source.name: one.engine for one in [*policies, *frozen]})
-    learners = None
-    if isinstance(plan.settings, TrainConfig):
-        learners = make_learners(plan.settings, policies, plan.checkpoint, ranks, serving.updating)
-    models = {id(policy.loaded.model): policy.loaded for policy in policies}
-    threading.Thread(target=_sample, args=[serving], name="tokens", daemon=True).start()
-    orders.send(
-        Ready(
-            served=serving.served,
-            parameters=sum(loaded.parameters for loaded in models.values()),
-            versions=versions_of(learners),
-            why=[] if learners is None else learners.why,
-        )
-    )
-    return learners
-
-
-def _policies(plan: HostPlan) -> list[LoadedPolicy]:
-    settings = plan.settings
-    if not isinstance(settings, TrainConfig):
-        return [serve_policy(source, settings) for source in plan.sources]
-    serve = partial(serve_trained, settings, plan)
-    return serve_in_groups(plan.sources, serve, partial(base_of, settings))
-
-
-def _sample(serving: Serving) -> None:
-    serving.run()
-    # Whoever asked is gone. Nothing here is worth finishing: a checkpoint that was being written
-    # is a draft, which the next process clears away.
-    os._exit(0)
-
-
-def _obey(orders: Connection, learners: Learners | None) -> bytes | None:
-    """Carry out orders until the end of the run; returns its outcome, None if there is none."""
-    while True:
-        try:
-            order: Order = orders.recv()
-        except EOFError:
-            return None
-        if not isinstance(order, Do):
-            return order.outcome
-        try:
-            value = order.method(learners, *order.arguments)
-            orders.send(Done(value, versions_of(learners)))
-        except Exception as error:
-            orders.send(_raised(error))
-
-
-def _raised(error: Exception) -> Raised:
-    """An error as it can be sent, with a note of where it happened."""
-    error.add_note("in the process of the model:\n" + traceback.format_exc())
-    try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301 - what we wrote ourselves
-    except Exception:
-        return Raised(RuntimeError(f"{type(error).__name__}: {error}"))
-    return Raised(error)
-
-
-def _descriptors(arguments: Sequence[str]) -> tuple[Connection, socket.socket]:
-    orders, tokens = map(int, arguments)
-    return Connection(orders), socket.socket(fileno=tokens)
+        orders.send(raised(error))
 
 
 if __name__ == "__main__":
-    main(*_descriptors(sys.argv[1:]))
+    _orders, _tokens = map(int, sys.argv[1:])
+    main(Connection(_orders), socket.socket(fileno=_tokens))
