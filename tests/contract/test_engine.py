@@ -61,7 +61,8 @@ async def remote() -> AsyncIterator[Any]:
     serving = Serving(far, {"policy": engine})
     thread = threading.Thread(target=serving.run)
     thread.start()
-    near_end: Any = (await connect(near, serving.served, {}, lambda: "gone"))["policy"]
+    _, engines = await connect(near, serving.served, {}, lambda: "gone")
+    near_end: Any = engines["policy"]
     near_end.updating = serving.updating("policy")  # what is trained is at the far end
     yield near_end
     await near_end.close()

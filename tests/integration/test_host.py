@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -18,7 +18,17 @@ from fulmen.schema.errors import DataError, EngineError, GrammarError, ModelErro
 from hosts import fail_oddly, plan_of, refuse, speak, write_to
 
 _PATIENCE_S = 60.0
-PARENT = """
+LOADING = """
+import sys, threading
+sys.path[:0] = {path!r}
+from hosts import plan_of
+from fulmen.launch.host import HostProcess
+
+process = HostProcess(plan_of())
+threading.Thread(target=process.ready).start()
+print("ready", flush=True)
+"""
+WAITING = """
 import asyncio, sys
 sys.path[:0] = {path!r}
 from hosts import plan_of
@@ -143,15 +153,52 @@ def test_nothing_that_it_prints_is_in_our_output(process, capfd):
     assert "for nobody" not in capfd.readouterr().out
 
 
-def test_it_ends_when_we_are_killed():
-    script = PARENT.format(path=sys.path)
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
-    ) as parent:
-        assert parent.stdout is not None
-        assert parent.stdout.readline() == "ready\n"
-        family = psutil.Process(parent.pid).children(recursive=True)
+async def test_work_is_cancelled_and_says_why_if_the_process_ends():
+    cancelled = asyncio.Event()
+
+    async def work(process: psutil.Process) -> None:
+        process.kill()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    async with running() as (host, process):
+        with pytest.raises(EngineError, match="SIGKILL"):
+            await host.while_there(work(process))
+        assert cancelled.is_set()
+
+
+async def test_work_that_ends_first_is_as_if_nobody_watched():
+    async def answer() -> int:
+        return 42
+
+    async def refuse() -> None:
+        raise DataError("no")
+
+    async with running() as (host, _):
+        assert await host.while_there(answer()) == 42
+        with pytest.raises(DataError, match="no"):
+            await host.while_there(refuse())
+
+
+def test_a_module_in_the_current_folder_is_no_part_of_it(tmp_path, monkeypatch):
+    (tmp_path / "statistics.py").write_text("raise RuntimeError('a module of the user')")
+    path = [folder for folder in sys.path if folder not in ("", os.getcwd())]
+    monkeypatch.chdir(tmp_path)
+    process = HostProcess(dataclasses.replace(plan_of(), path=path))
+    assert process.ready().parameters > 0
+    process.close()
+
+
+@pytest.mark.parametrize("parent", [WAITING, LOADING], ids=["serving", "loading"])
+def test_it_ends_when_we_are_killed(parent):
+    script = parent.format(path=sys.path)
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "ready\n"
+        family = psutil.Process(run.pid).children(recursive=True)
         assert len(family) == 1
-        parent.send_signal(signal.SIGKILL)
+        run.kill()
     _, alive = psutil.wait_procs(family, timeout=_PATIENCE_S)
     assert not alive

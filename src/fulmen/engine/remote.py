@@ -60,6 +60,11 @@ class EngineLink:
         self._waiting: dict[int, _Waiting] = {}
         self._listening = asyncio.create_task(self._listen())
 
+    async def gone(self) -> str:
+        """Wait until the far end is gone; returns what happened."""
+        await asyncio.wait([self._listening])
+        return self._failure
+
     def start(
         self, engine: str, request: GenerateRequest
     ) -> tuple[int, "asyncio.Queue[Delta | FulmenError]"]:
@@ -90,15 +95,20 @@ class EngineLink:
         if not self._serving:
             self._listening.cancel()
             await asyncio.gather(self._listening, return_exceptions=True)
-            self._writer.close()
+            # Not `close`, which would wait for a far end that reads nothing more.
+            self._writer.transport.abort()
             with suppress(ConnectionError):
                 await self._writer.wait_closed()
 
     async def _listen(self) -> None:
-        while (data := await next_frame(self._reader)) is not None:
-            for message in told(data):
-                self._take(message)
-        self._fail(self._why_gone())
+        try:
+            while (data := await next_frame(self._reader)) is not None:
+                for message in told(data):
+                    self._take(message)
+        except Exception as error:
+            self._fail(f"what the engine says cannot be read ({type(error).__name__}: {error})")
+        else:
+            self._fail(await asyncio.to_thread(self._why_gone))
 
     def _take(self, message: Told) -> None:
         match message:
@@ -181,14 +191,14 @@ async def connect(
     served: Mapping[str, Served],
     grammars: Mapping[str, GrammarCompiler],
     why_gone: Callable[[], str],
-) -> dict[str, RemoteEngine]:
+) -> tuple[EngineLink, dict[str, RemoteEngine]]:
     """The engines behind a socket, by name; closing them all closes it.
 
     `why_gone` says what happened, should the far end close its side.
     """
     versions = {name: engine.version for name, engine in served.items()}
     link = EngineLink(await asyncio.open_connection(sock=connection), versions, why_gone)
-    return {
+    return link, {
         name: RemoteEngine(link, name, engine.info, grammars.get(name))
         for name, engine in served.items()
     }

@@ -26,10 +26,9 @@ def compute(plan: HostPlan, orders: Connection, tokens: socket.socket) -> None:
         learners = _begin(plan, ranks, orders, tokens)
         with settled():
             outcome = _obey(orders, learners)
-        if outcome is not None and ranks is not None:
+        if ranks is not None:
             end(ranks, outcome)
-    if outcome is not None:
-        orders.send(Done(None, {}))
+    orders.send(Done(None, {}))
 
 
 @contextmanager
@@ -52,7 +51,7 @@ def _begin(
     if isinstance(plan.settings, TrainConfig):
         learners = make_learners(plan.settings, policies, plan.checkpoint, ranks, serving.updating)
     models = {id(policy.loaded.model): policy.loaded for policy in policies}
-    threading.Thread(target=_sample, args=[serving], name="tokens", daemon=True).start()
+    threading.Thread(target=serving.run, name="tokens", daemon=True).start()
     orders.send(
         Ready(
             served=serving.served,
@@ -72,20 +71,15 @@ def _policies(plan: HostPlan) -> list[LoadedPolicy]:
     return serve_in_groups(plan.sources, serve, partial(base_of, settings))
 
 
-def _sample(serving: Serving) -> None:
-    serving.run()
-    # Whoever asked is gone. Nothing here is worth finishing: a checkpoint that was being written
-    # is a draft, which the next process clears away.
-    os._exit(0)
-
-
-def _obey(orders: Connection, learners: Learners | None) -> bytes | None:
-    """Carry out orders until the end of the run; returns its outcome, None if there is none."""
+def _obey(orders: Connection, learners: Learners | None) -> bytes:
+    """Carry out orders until the end of the run; returns its outcome."""
     while True:
         try:
             order: Order = orders.recv()
         except EOFError:
-            return None
+            # There is nobody to end in order for, and torchrun's others may be waiting for us in
+            # the middle of something: they end because we do.
+            os._exit(0)
         if not isinstance(order, Do):
             return order.outcome
         try:

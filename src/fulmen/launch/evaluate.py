@@ -40,7 +40,7 @@ async def _evaluate(
             hosted(plan) as host,
             running(config, folder, host, inputs, listen) as rig,
         ):
-            done, graded = await measure(
+            measuring = measure(
                 rig.collector,
                 config,
                 inputs.tasks,
@@ -48,6 +48,7 @@ async def _evaluate(
                 temperature=config.temperature,
                 samples=config.samples,
             )
+            done, graded = await host.while_there(measuring)
             refuse_hopeless(graded)
             rig.over()
         folder.append_metrics({"step": 0, "eval": done.mode, "reward": done.reward})

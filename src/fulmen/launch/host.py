@@ -11,12 +11,12 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fulmen.engine.grammar import GrammarCompiler
 from fulmen.engine.model import read_folder
@@ -28,6 +28,8 @@ from fulmen.launch.policy import ServedPolicy, make_voice, model_threads
 from fulmen.schema.errors import EngineError
 from fulmen.schema.records import Credited, Transition
 from fulmen.trainer.learners import Learners
+
+T = TypeVar("T")
 
 _GRACE_S = 5.0
 
@@ -42,16 +44,17 @@ class HostProcess:
         with theirs, their_tokens:
             self._process = _spawn(plan, theirs, their_tokens)
         self._turn = threading.Lock()
-        self._send(plan)
+        self._plan = plan
 
     def ready(self) -> Ready:
-        """What it has loaded.
+        """Wait for it; returns what it has loaded.
 
         Raises:
             FulmenError, OSError, ModuleNotFoundError: as loading a model does.
             EngineError: the process ended.
         """
         with self._turn:
+            self._send(self._plan)
             answer = self._receive()
         if isinstance(answer, Raised):
             raise answer.error
@@ -106,7 +109,8 @@ class HostProcess:
 def _spawn(plan: HostPlan, orders: Connection, tokens: socket.socket) -> "subprocess.Popen[bytes]":
     descriptors = [orders.fileno(), tokens.fileno()]
     return subprocess.Popen(  # noqa: S603 - Python and a module of ours
-        [sys.executable, "-m", "fulmen.launch.hosted", *map(str, descriptors)],
+        # -P: modules in the current folder are no part of ours; the plan says where users' are.
+        [sys.executable, "-P", "-m", "fulmen.launch.hosted", *map(str, descriptors)],
         pass_fds=descriptors,
         stdin=subprocess.DEVNULL,
         stdout=2,  # ours may be events for a program
@@ -162,6 +166,26 @@ class Host:
     """Why policies are not trained on trees."""
     end: Callable[[bytes], object]
     """Give the other processes of torchrun the run's outcome, and end them."""
+    gone: Callable[[], Awaitable[str]]
+    """Waits until the process has ended by itself, which it should not; says how."""
+
+    async def while_there(self, work: Coroutine[Any, Any, T]) -> T:
+        """What the work returns or raises. It is cancelled if the process ends, so that failures
+        which follow from that are not taken for results.
+
+        Raises:
+            EngineError: the process ended; it says how.
+        """
+        task, gone = asyncio.create_task(work), asyncio.ensure_future(self.gone())
+        try:
+            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise EngineError(gone.result())
+            return task.result()
+        finally:
+            gone.cancel()
+            task.cancel()
+            await asyncio.gather(task, gone, return_exceptions=True)
 
 
 @asynccontextmanager
@@ -185,7 +209,7 @@ async def hosted(plan: HostPlan) -> AsyncIterator[Host]:
         if isinstance(speak, BaseException):
             raise speak
         grammars = {name: grammars for name, (_, grammars) in speak.items()}
-        engines = await connect(process.tokens, ready.served, grammars, process.why_gone)
+        link, engines = await connect(process.tokens, ready.served, grammars, process.why_gone)
         sources = [*plan.sources, *plan.frozen]
         served = [ServedPolicy(one, engines[one.name], speak[one.name][0]) for one in sources]
         yield Host(
@@ -195,11 +219,14 @@ async def hosted(plan: HostPlan) -> AsyncIterator[Host]:
             parameters=ready.parameters,
             why=ready.why,
             end=lambda outcome: process.do(End(outcome)),
+            gone=link.gone,
         )
     finally:
-        for engine in engines.values():
-            await engine.close()
-        await asyncio.to_thread(process.close)
+        try:
+            for engine in engines.values():
+                await engine.close()
+        finally:
+            await asyncio.to_thread(process.close)
 
 
 def _voices(plan: HostPlan) -> dict[str, tuple[ChatRenderer, GrammarCompiler]]:

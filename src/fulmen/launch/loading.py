@@ -64,7 +64,8 @@ def serve_policy(
     shape: Callable[[Any], None] = lambda _: None,
     adapter: str | None = None,
 ) -> LoadedPolicy:
-    """Load a policy, as it came or as `folder` has it, and serve it from this process.
+    """Load a policy, as it came or as `folder` has it, and serve it for as long as this process
+    lives.
 
     `shape` is applied to the model before it is served: adapters are put into it; of several,
     `adapter` is the policy's.

@@ -55,4 +55,4 @@ async def _serve(config: ServeConfig, ready: Callable[[str, str], None]) -> None
             Listening(make_app(gateway), config.host, config.port) as server,
         ):
             ready(f"{server.url}/v1", mint_key(claims, secret))
-            await asyncio.Event().wait()
+            await host.while_there(asyncio.Event().wait())

@@ -106,7 +106,7 @@ async def _train(
                     ahead=Ahead(rig.store, rig.hold),
                     scorers=make_scorers(config, host.learners),
                 )
-                await run_steps(parts, history)
+                await host.while_there(run_steps(parts, history))
                 if history.step >= config.steps:
                     rig.over()
             finished = _finished(config, folder, sources, history, peak.mb)

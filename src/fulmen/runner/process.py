@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from fulmen.engine.platform import environment_for
 from fulmen.runner.wire import (
     MOST_BYTES,
     Ended,
@@ -144,7 +145,7 @@ class WorkerProcess:
             stderr=asyncio.subprocess.DEVNULL,
             # A group of its own: Ctrl-C is for the pool, which stops its workers in order.
             start_new_session=True,
-            env={"OMP_NUM_THREADS": "1"} | _for_agents(os.environ),
+            env=environment_for(1, _for_agents(os.environ)),
         )
 
     async def listen(self) -> str:

@@ -82,7 +82,8 @@ class DenseForward:
     def hidden(self, parts: Sequence[Part], rows: Rows | None = None) -> list[Tensor]:
         """Hidden states (P, C, E) of each part, writing keys and values into the cache.
 
-        All parts are one pass, but for attention. `rows` says which of several adapters each token
+        All parts are one pass, but for attention, and filled up with tokens that nobody sees.
+        `rows` says which of several adapters each token
         has, one part after the other.
         """
         decoder = self._model.get_decoder()

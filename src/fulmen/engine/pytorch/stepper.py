@@ -90,7 +90,7 @@ class Stepper:
             self._serving.add(adapter)
 
     def submit(self, sequence: Sequence) -> None:
-        """Sample a sequence; what comes of it is in its queue.
+        """Sample a sequence; what comes of it goes over its line.
 
         Raises:
             EngineError: the thread has ended, or the sequence's policy has left.
