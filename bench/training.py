@@ -2,10 +2,10 @@
 
 Calc-mini twice: the same base model, tasks in the same order, calculator, groups, samples a step,
 loss, learning rate and schedule. Fulmen trains as `make demo` does, but the agent is the example's
-with the `openai` client and no framework, unwatched: programs in worker processes that call the
-gateway over HTTP. TRL has the tool in its own loop, in the trainer's process, and generates with
-`transformers` there. Rollouts are the same token for token: prompts,
-tool calls as read, and what the tool says (`training_trl.py` tells what differs).
+over the standard library's HTTP, unwatched: programs in worker processes that call the gateway. TRL
+has the tool in its own loop, in the trainer's process, and generates with `transformers` there.
+Rollouts are the same token for token: prompts, tool calls as read, and what the tool says
+(`training_trl.py` tells what differs).
 
 TRL runs twice: `trl` in an environment in which nothing is set, as a user has it who installed it,
 and `trl_tuned` with what Fulmen sets for itself about memory and waiting, on one thread or two,
