@@ -119,13 +119,19 @@ def undisturbed(calc, few, tmp_path_factory) -> list[dict[str, Any]]:
     return record(out)
 
 
-@pytest.mark.parametrize(("kill", "status"), [(kill_the_run, -signal.SIGKILL), (kill_the_model, 1)])
+@pytest.mark.parametrize(
+    ("kill", "status", "phases"),
+    [
+        (kill_the_run, -signal.SIGKILL, ("collect", "learn", "save", "committed")),
+        (kill_the_model, 1, ("eval", "collect", "learn", "save")),
+    ],
+)
 def test_a_run_that_is_killed_in_every_phase_has_the_record_of_an_undisturbed_one(
-    calc, tmp_path, few, undisturbed, kill, status
+    calc, tmp_path, few, undisturbed, kill, status, phases
 ):
     killed = tmp_path / "killed"
     chance, ends = random.Random(6), []
-    for phase in ("eval", "collect", "learn", "save", "committed"):
+    for phase in phases:
         resume = ["--resume"] if killed.exists() else []
         ends.append(killed_in(phase, [*command(calc, killed, few), *resume], chance, kill))
     resumed = [*command(calc, killed, few), "--resume"]
