@@ -83,8 +83,7 @@ class DenseForward:
         """Hidden states (P, C, E) of each part, writing keys and values into the cache.
 
         All parts are one pass, but for attention, and filled up with tokens that nobody sees.
-        `rows` says which of several adapters each token
-        has, one part after the other.
+        `rows` says which of several adapters each token has, one part after the other.
         """
         decoder = self._model.get_decoder()
         sizes = [part.ids.numel() for part in parts]
@@ -132,6 +131,7 @@ class DenseForward:
         if sizes == [len(joined)]:
             return self._mix(number, query_key, value, parts[0].view)
         all_sizes = [*sizes, len(joined) - sum(sizes)]
+        # Not strict: the last piece is of no part.
         own = zip(query_key.split(all_sizes), value.split(all_sizes), parts, strict=False)
         mixed = [self._mix(number, qk, v, part.view) for qk, v, part in own]
         return torch.cat([*mixed, joined.new_zeros(all_sizes[-1], mixed[0].shape[-1])])
