@@ -72,11 +72,16 @@ def faster_threads(options: argparse.Namespace, folder: Path) -> int:
     return min(taken, key=lambda threads: taken[threads])
 
 
-def tell(run: Run, seed: int) -> None:
+def tell(run: Run, seed: int, target: float) -> None:
     """A line about a run that has ended."""
+    there = run.reached(target)
+    when = "not reached" if there is None else f"{there:.1f} s"
     curve = ", ".join(f"{step}: {success:.3f}" for step, success in run.held_out.items())
     last = run.steps[-1]
-    print(f"{run.name}, seed {seed}: {last.step} steps in {last.seconds:.0f} s; held out {curve}")
+    print(
+        f"{run.name}, seed {seed}: {target} after {when}; "
+        f"{last.step} steps in {last.seconds:.0f} s, {run.step_s():.2f} s each; held out {curve}"
+    )
 
 
 def middle(runs: Sequence[Run], figure: Callable[[Run], float]) -> float:
@@ -154,10 +159,10 @@ def compare(options: argparse.Namespace, folder: Path) -> None:
     for seed in range(options.seeds):
         plan = make_plan(options, seed, folder / f"seed{seed}")
         runs["fulmen"].append(fulmen(plan))
-        tell(runs["fulmen"][-1], seed)
+        tell(runs["fulmen"][-1], seed, options.target)
         for name, environment in environments.items():
             runs[name].append(trl(plan, name, options.python, environment))
-            tell(runs[name][-1], seed)
+            tell(runs[name][-1], seed, options.target)
     if any(run.reached(options.target) is None for run in runs["fulmen"]):
         raise SystemExit(f"a run of Fulmen did not reach {options.target}: nothing to compare")
     for name, how in PEERS.items():

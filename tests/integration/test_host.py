@@ -20,13 +20,22 @@ from hosts import fail_oddly, plan_of, refuse, speak, write_to
 _PATIENCE_S = 60.0
 LOADING = """
 import sys, threading
+from dataclasses import replace
 sys.path[:0] = {path!r}
 from hosts import plan_of
 from fulmen.launch.host import HostProcess
 
-process = HostProcess(plan_of())
+process = HostProcess(replace(plan_of(), path=[{folder!r}, *sys.path]))
 threading.Thread(target=process.ready).start()
+with open({folder!r} + "/loading") as told:
+    told.read(1)
 print("ready", flush=True)
+"""
+NEVER_LOADED = """
+import threading
+with open({folder!r} + "/loading", "w") as tell:
+    tell.write("!")
+threading.Event().wait()
 """
 WAITING = """
 import asyncio, sys
@@ -192,8 +201,10 @@ def test_a_module_in_the_current_folder_is_no_part_of_it(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("parent", [WAITING, LOADING], ids=["serving", "loading"])
-def test_it_ends_when_we_are_killed(parent):
-    script = parent.format(path=sys.path)
+def test_it_ends_when_we_are_killed(parent, tmp_path):
+    os.mkfifo(tmp_path / "loading")
+    (tmp_path / "torch.py").write_text(NEVER_LOADED.format(folder=str(tmp_path)))
+    script = parent.format(path=sys.path, folder=str(tmp_path))
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
         assert run.stdout.readline() == "ready\n"
